@@ -43,7 +43,7 @@ class Group(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Tokens ``start:stop`` of a row; ``parent``: index of the segment read before them, or None."""
+    """Tokens ``start:stop`` of a row; ``parent`` is the segment read before them, by index."""
 
     start: int
     stop: int
