@@ -1,0 +1,45 @@
+"""The arguments and options that several commands share, each described once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config, a YAML file.")]
+Overrides = Annotated[
+    Optional[list[str]],  # noqa: UP045  (Typer reads it at run time on Python 3.10)
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Settings that win over the file: train.learning_rate=1e-5."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print results and warnings only.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of all errors.")]
+Processes = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--num-processes",
+        metavar="N",
+        help="Train with N processes on this machine.",
+        show_default=False,
+    ),
+]
+Require = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--require",
+        metavar="'METRIC>=X'",
+        help="Exit with 7 after saving unless the bound is kept (>=, <=, >, <, ==); repeatable.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on where the run stopped; start it if it never began."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything and train nothing; same as rlhf check.")
+]

@@ -1,0 +1,113 @@
+"""``rlhf sample``: K answers per prompt, as ranking lines that wait for their ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Optional
+
+import typer
+
+from rlhf_cli.commands import options
+from rlhf_cli.console import clean, make_reporter, silence_libraries
+from stages.errors import ConfigError
+
+STDOUT = "-"
+
+
+def sample(
+    policy: Annotated[str, typer.Argument(help="A run folder or model folder, or a hub id.")],
+    prompts: Annotated[str, typer.Argument(help="A file of prompts, in any format.")],
+    k: Annotated[int, typer.Option("--k", help="Answers per prompt.")] = 4,
+    output: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--output", metavar="FILE", help="Where the lines go; default stdout."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Sample from this share of probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal answers.")] = 0,
+    limit: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--limit", metavar="N", help="Only the first N prompts.", show_default=False),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the lines FILE has and add the missing ones.")
+    ] = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Sample K answers per prompt and write them as ranking lines without ranks (JSONL)."""
+    file = None if output == STDOUT else output
+    _check_numbers(k, max_new_tokens, temperature, top_p, limit)
+    _check_output(file, resume=resume, as_json=as_json)
+    silence_libraries(debug=debug)
+    from stages import sample as stage_sample
+
+    wanted = stage_sample.SampleOptions(
+        policy=policy,
+        prompts=prompts,
+        k=k,
+        output=file,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        limit=limit,
+        resume=resume,
+    )
+    with make_reporter(as_json=as_json, quiet=quiet) as reporter:
+        result = stage_sample.run(wanted, reporter, write=_write_line)
+    if file is not None:
+        print(_summary(_as_mapping(result), as_json=as_json), flush=True)
+
+
+def _check_numbers(
+    k: int, max_new_tokens: int, temperature: float, top_p: float, limit: int | None
+) -> None:
+    """Refuse what no model could sample with, before one is loaded."""
+    _require(k >= 1, "--k", k, "1 or more")
+    _require(max_new_tokens >= 1, "--max-new-tokens", max_new_tokens, "1 or more")
+    _require(0 < temperature < math.inf, "--temperature", temperature, "a number above 0")
+    _require(0 < top_p <= 1, "--top-p", top_p, "above 0 and at most 1")
+    _require(limit is None or limit >= 1, "--limit", limit, "1 or more")
+
+
+def _require(holds: bool, option: str, value: object, right: str) -> None:
+    if not holds:
+        raise ConfigError(
+            f"{value} is out of range", do=f"give {right}", where=f"command line: {option}"
+        )
+
+
+def _check_output(file: str | None, *, resume: bool, as_json: bool) -> None:
+    """Only a file can be resumed, and stdout can hold either the answers or one JSON object."""
+    for option, given in (("--resume", resume), ("--json", as_json)):
+        if file is None and given:
+            raise ConfigError(
+                f"{option} needs the answers in a file",
+                do="add --output FILE",
+                where=f"command line: {option}",
+            )
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(line if line.endswith("\n") else f"{line}\n")
+
+
+def _as_mapping(result: object) -> Mapping[str, object]:
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        return dataclasses.asdict(result)
+    assert isinstance(result, Mapping)
+    return result
+
+
+def _summary(result: Mapping[str, Any], *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(result)
+    shown = {key: value for key, value in result.items() if not isinstance(value, Mapping)}
+    return clean("sample: " + ", ".join(f"{key} {value}" for key, value in shown.items()))

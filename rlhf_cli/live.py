@@ -1,0 +1,108 @@
+"""The live display of a terminal: a bar per phase, the figures that matter, tables of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_cli.console import MuteReporter, clean, figures, shorten
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+FIGURES_SHOWN = 4
+"""As many figures as fit beside a bar."""
+
+
+class TerminalReporter(MuteReporter):
+    """Bars that are redrawn in place; everything else scrolls by above them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.console = Console(file=stream, markup=False, highlight=False, emoji=False)
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}", markup=False),
+            TextColumn("{task.fields[figures]}", markup=False, style="cyan"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            refresh_per_second=4,
+        )
+        self.tasks: list[TaskID] = []
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the last state of the bars and give the cursor back."""
+        self.progress.stop()
+
+    def note(self, text: str) -> None:
+        """A line above the bars."""
+        self.console.print(Text(clean(text)))
+
+    def warn(self, text: str) -> None:
+        """A yellow line above the bars."""
+        self.console.print(Text(f"warning: {clean(text)}", style="yellow"))
+
+    def begin(self, what: str, *, total: int | None, unit: str, done: int = 0) -> None:
+        """A new bar, below those of the phases it is part of."""
+        task = self.progress.add_task(
+            clean(what), total=total, completed=done, unit=clean(unit), figures=""
+        )
+        self.tasks.append(task)
+        self.progress.start()
+
+    def advance(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Move the innermost bar and refresh its figures."""
+        if not self.tasks:
+            return
+        self.progress.update(self.tasks[-1], completed=done)
+        if metrics:
+            self.progress.update(self.tasks[-1], figures=_in_short(metrics))
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table above the bars; its cells are shown as they are, not as markup."""
+        table = Table(*(Text(clean(column)) for column in columns), title=Text(clean(title)))
+        for row in rows:
+            table.add_row(*(Text(shorten(clean(cell))) for cell in row))
+        self.console.print(table)
+
+    def end(self) -> None:
+        """The innermost bar stays as it is; the display ends with the last one."""
+        if self.tasks:
+            self.progress.stop_task(self.tasks.pop())
+        if not self.tasks:
+            self.progress.stop()
+
+
+def _in_short(metrics: Mapping[str, float]) -> str:
+    """Such as ``loss 2.31 · kl 0.4``: the group of a metric is clear from the bar's name."""
+    chosen = figures(metrics)
+    speed = [figure for figure in chosen if figure[0] == "tokens/s"]
+    others = [figure for figure in chosen if figure not in speed][: FIGURES_SHOWN - len(speed)]
+    return " · ".join(f"{_short_name(name)} {value}" for name, value in others + speed)
+
+
+def _short_name(name: str) -> str:
+    group, _, rest = name.partition("/")
+    if group == "loss":
+        return "loss"
+    return name if group in ("eval", "tokens") else rest
