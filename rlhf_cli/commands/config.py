@@ -1,0 +1,53 @@
+"""``rlhf config show`` and ``rlhf config schema``: what a config says, and what it may say."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="config", help="Show a resolved config, or the schema of one.", no_args_is_help=True
+)
+
+
+@app.command()
+def show(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="Config file; - reads stdin.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as in train.epochs=3."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print the config with every default filled in and where each value comes from."""
+    from rlhf_cli.config_file import load
+    from stages.config import to_yaml
+
+    loaded = load(config, overrides or (), stage=None)
+    if as_json:
+        values = loaded.config.model_dump(mode="json")
+        typer.echo(json.dumps({"config": values, "origins": loaded.origins}, ensure_ascii=False))
+    else:
+        typer.echo(to_yaml(loaded.config, comments=loaded.origins), nl=False)
+
+
+@app.command()
+def schema(
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward_model or ppo.")],
+) -> None:
+    """Print the JSON Schema of a stage's config."""
+    from stages.config import STAGES
+    from stages.config.problems import suggestion
+    from stages.errors import ConfigError
+
+    if stage not in STAGES:
+        known = "reward_model" if stage == "train-rm" else stage
+        raise ConfigError(
+            f"no stage is called {stage}{suggestion(known, list(STAGES))}",
+            do=f"Name one of {', '.join(STAGES)}.",
+        )
+    described = STAGES[stage].model_json_schema()
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    typer.echo(json.dumps({**dialect, **described}, indent=2, ensure_ascii=False))

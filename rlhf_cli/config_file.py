@@ -1,0 +1,245 @@
+"""From a config file and ``KEY=VALUE`` overrides to a config, or to all that is wrong with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path as File
+from typing import Any, NamedTuple
+
+from rlhf_cli.yaml_source import Mark, NotYaml, Place, read_yaml
+from stages.config import STAGES, InvalidConfig, StageConfig, preset_values, resolve
+from stages.config.base import Path, dotted, leaves
+from stages.config.problems import Problem
+from stages.errors import ConfigError
+
+COMMANDS = {"sft": "sft", "reward_model": "train-rm", "ppo": "ppo"}
+_TOP = Mark(1, 1)
+_LAST = Mark(sys.maxsize, 0)  # where overrides stand among findings: behind those of the file
+
+
+class Loaded(NamedTuple):
+    """A resolved config, and dotted key → where its value comes from.
+
+    An origin is ``file.yaml:4:3``, ``override``, ``preset NAME`` or ``default``.
+    """
+
+    config: StageConfig
+    origins: dict[str, str]
+
+
+class _Source(NamedTuple):
+    """What the user gave: values, where they stand in the file, and which came as overrides."""
+
+    name: str
+    values: dict[str, Any]
+    places: dict[Path, Place]
+    overridden: dict[Path, str]
+
+
+class _Finding(NamedTuple):
+    """One error with its place; ``order`` sorts findings as the file reads, overrides last."""
+
+    order: Mark
+    where: str
+    what: str
+
+
+def load(path: str, overrides: Iterable[str] = (), *, stage: str | None) -> Loaded:
+    """Read a config file, lay the overrides over it, and resolve it.
+
+    Args:
+        path: the file, or ``-`` for standard input.
+        overrides: ``KEY=VALUE``, the key dotted, the value YAML 1.2.
+        stage: the stage that will run it, or None where any config will do.
+
+    Raises:
+        ConfigError: with everything that is wrong at once, each with its place.
+    """
+    source = _read(path)
+    findings = [found for text in overrides if (found := _override(source, text))]
+    _refuse_other_stage(source, stage)
+    config, problems = _resolved(source.values, stage)
+    findings += [_placed(problem, source) for problem in problems]
+    if config is None or findings:
+        raise _all_of(findings, source.values.get("stage"))
+    return Loaded(config, _origins(config, source))
+
+
+def _resolved(
+    values: dict[str, Any], stage: str | None
+) -> tuple[StageConfig | None, list[Problem]]:
+    """The config, or None and its problems; ``stage`` stands in for a stage that is not given."""
+    try:
+        return resolve(values), []
+    except InvalidConfig as error:
+        problems = error.problems
+    if stage and not _is_stage(values.get("stage")):
+        problems = problems + _resolved({**values, "stage": stage}, None)[1]
+    return None, problems
+
+
+def _is_stage(word: object) -> bool:
+    return isinstance(word, str) and word in STAGES
+
+
+def _refuse_other_stage(source: _Source, stage: str | None) -> None:
+    given = source.values.get("stage")
+    if stage and isinstance(given, str) and given in STAGES and given != stage:
+        article = "an" if given == "sft" else "a"
+        raise ConfigError(
+            f"this is {article} {given} config; run rlhf {COMMANDS[given]} {source.name}",
+            where=_placed(Problem(("stage",), "", "value"), source).where,
+            do=f"Or give rlhf {COMMANDS[stage]} a config with stage: {stage}.",
+        )
+
+
+def _read(path: str) -> _Source:
+    name = "stdin" if path == "-" else path
+    text = _decoded(_bytes(path), name)
+    try:
+        values, places = read_yaml(text)
+    except NotYaml as error:
+        raise ConfigError(
+            str(error),
+            where=_in_file(name, error.mark),
+            do="Correct the file; a config is one YAML 1.2 mapping of keys to values.",
+        ) from None
+    if not isinstance(values, dict):
+        what = "the file is empty" if values is None else "the file is not a mapping of keys"
+        raise ConfigError(
+            what,
+            where=_in_file(name, _TOP),
+            do=f"Begin it with stage: and one of {', '.join(STAGES)}; "
+            "rlhf init writes complete examples.",
+        )
+    return _Source(name, values, places, {})
+
+
+def _bytes(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return File(path).read_bytes()
+    except FileNotFoundError:
+        what, do = "no such file", "Check the path; rlhf init writes complete examples."
+    except IsADirectoryError:
+        what, do = "is a folder, not a config file", "Name the YAML file in it."
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        what, do = f"cannot be read: {reason}", "Check the path and its permissions."
+    raise ConfigError(what, where=path, do=do)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8-sig", errors="replace")
+        mark = Mark(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
+        raise ConfigError(
+            f"byte 0x{data[error.start]:02x} is not UTF-8",
+            where=_in_file(name, mark),
+            do="Save the file as UTF-8.",
+        ) from None
+
+
+def _override(source: _Source, text: str) -> _Finding | None:
+    """Lay one override over the values in place, or say what is wrong with it."""
+    key, equals, written = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        wanted = "expected KEY=VALUE, such as train.learning_rate=1e-5"
+        return _Finding(_LAST, f"override {text}", wanted)
+    where = f"override {key.strip()}"
+    try:
+        value = read_yaml(written).value
+    except NotYaml as error:
+        return _Finding(_LAST, where, f"{error} (put text with special characters in quotes)")
+    path = _put(source.values, parts, value)
+    if path is None:
+        return _Finding(_LAST, where, "the list in the file has no such item, counted from 0")
+    source.overridden[path] = key.strip()
+    return None
+
+
+def _put(container: Any, parts: list[str], value: Any) -> Path | None:
+    """Set ``value`` below ``container`` and return its path; None where a list has no such item."""
+    key: Any = parts[0]
+    if isinstance(container, list):
+        if not (key.isdecimal() and int(key) < len(container)):
+            return None
+        key = int(key)
+    if len(parts) == 1:
+        container[key] = value
+        return (key,)
+    inner = container[key] if isinstance(container, list) else container.get(key)
+    if not isinstance(inner, dict | list):
+        inner = container[key] = {}
+    below = _put(inner, parts[1:], value)
+    return None if below is None else (key, *below)
+
+
+def _placed(problem: Problem, source: _Source) -> _Finding:
+    """A problem at its key, its value or its section, or at the override that brought it."""
+    key = dotted(problem.path)
+    target = problem.path[:-1] if problem.at == "section" else problem.path
+    label = _overriding(target, source)
+    if label is not None:
+        where = f"override {label}" if label == key else f"override {label}: {key}"
+        return _Finding(_LAST, where, problem.message)
+    present = target
+    while present and present not in source.places:
+        present = present[:-1]
+    place = source.places.get(present, Place(_TOP, _TOP))
+    mark = place.value if problem.at == "value" and present == target else place.key
+    return _Finding(mark, f"{_in_file(source.name, mark)}: {key}", problem.message)
+
+
+def _overriding(path: Path, source: _Source) -> str | None:
+    """The key of the override that brought the value at a path, itself or as part of a section."""
+    around = (path[:n] for n in range(len(path), 0, -1))
+    label = next((source.overridden[p] for p in around if p in source.overridden), None)
+    if label is not None or not path or path in source.places:
+        return label
+    within = (label for p, label in source.overridden.items() if p[: len(path)] == path)
+    return next(within, None)
+
+
+def _in_file(name: str, mark: Mark) -> str:
+    return f"{name}:{mark.line}:{mark.column}"
+
+
+def _all_of(findings: list[_Finding], stage: object) -> ConfigError:
+    """One error for all findings, each on its line with its place."""
+    word = stage if _is_stage(stage) else "STAGE"
+    do = f"Correct it; rlhf config schema {word} prints every key with its meaning."
+    if len(findings) == 1:
+        return ConfigError(findings[0].what, where=findings[0].where, do=do)
+    ordered = sorted(findings, key=lambda finding: finding.order)
+    lines = "\n".join(f"{finding.where}: {finding.what}" for finding in ordered)
+    return ConfigError(lines, do=do)
+
+
+def _origins(config: StageConfig, source: _Source) -> dict[str, str]:
+    preset = preset_values(config.stage, config.preset)
+    return {
+        dotted(path): _origin(path, source, f"preset {config.preset}", preset)
+        for path, _ in leaves(config)
+    }
+
+
+def _origin(path: Path, source: _Source, preset_name: str, preset: dict[str, Any]) -> str:
+    if _has(source.values, path):
+        if _overriding(path, source) is not None:
+            return "override"
+        return _in_file(source.name, source.places[path].value)
+    return preset_name if _has(preset, path) else "default"
+
+
+def _has(values: Any, path: Path) -> bool:
+    for part in path:
+        if not isinstance(values, dict) or part not in values:
+            return False
+        values = values[part]
+    return True
