@@ -168,3 +168,46 @@ def _margins(groups: Sequence[Group], width: int) -> Tensor | None:
 
 def _long(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
+
+
+def separate(row: PackedRow) -> tuple[PackedRow, Tensor]:
+    """The row without trees: each answer behind a copy of its prompt.
+
+    Returns:
+        The row of root segments only, and ``[N]``: where each token of the old row stands in it (a
+        prompt token of several answers: in the copy of the first).
+    """
+    parents = {segment.parent for segment in row.segments}
+    index = torch.zeros(len(row.ids), dtype=torch.int64)
+    pieces: list[Tensor] = []
+    segments: list[Segment] = []
+    start = 0
+    for n, segment in enumerate(row.segments):
+        if n in parents:
+            continue
+        own = torch.arange(segment.start, segment.stop)
+        prompt = row.segments[segment.parent] if segment.parent is not None else Segment(0, 0)
+        piece = torch.cat([torch.arange(prompt.start, prompt.stop), own])
+        first = segment.parent is None or row.segments[n - 1].parent != segment.parent
+        new = piece if first else own
+        index[new] = torch.arange(start + len(piece) - len(new), start + len(piece))
+        pieces.append(piece)
+        segments.append(Segment(start, start + len(piece)))
+        start += len(piece)
+    taken = torch.cat(pieces).to(row.ids.device)
+    flat = PackedRow(row.ids[taken], row.positions[taken], tuple(segments))
+    return flat, index.to(row.ids.device)
+
+
+def pad(row: PackedRow) -> tuple[Tensor, Tensor, Tensor]:
+    """A row of root segments as padded rows.
+
+    Returns:
+        ids ``[R, S]`` (0 in padding, on the right), attention mask ``[R, S]`` and ``[N]``: where
+        each token of the row stands in the flattened ``[R · S]``.
+    """
+    lengths = torch.tensor([segment.stop - segment.start for segment in row.segments])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    place = mask.flatten().nonzero()[:, 0].to(row.ids.device)
+    ids = row.ids.new_zeros(mask.numel()).scatter(0, place, row.ids)
+    return ids.view(mask.shape), mask.to(row.ids.device), place

@@ -1,0 +1,79 @@
+"""A model as the stages use it: the transformers module and how its passes are run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+Kind = Literal["policy", "reward", "critic"]
+Mode = Literal["tree", "packed", "padded"]
+
+
+@dataclass
+class Network:
+    """A loaded model.
+
+    Attributes:
+        module: ``AutoModelForCausalLM`` (policy) or ``AutoModelForSequenceClassification`` with one
+            label (reward, critic).
+        kind: what it is used as.
+        mode: how its passes are laid out, as the probe found for its architecture.
+        compute: dtype of the matrix products under autocast, or None to compute as stored.
+        mean, std: ``score = (head output - mean) / std`` of a reward model or critic.
+        cached: whether answers are decoded with this project's cache, or by transformers.
+    """
+
+    module: PreTrainedModel
+    kind: Kind
+    mode: Mode
+    compute: torch.dtype | None = None
+    mean: float = 0.0
+    std: float = 1.0
+    cached: bool = True
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.module.device
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The part that turns token ids into hidden states ``[1, N, H]``."""
+        return self.module.base_model
+
+    @property
+    def head(self) -> nn.Module:
+        """The output layer of a policy, or the scalar head of a reward model or critic."""
+        if self.kind == "policy":
+            return self.module.get_output_embeddings()
+        return score_head(self.module)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The precision its passes run in; opened around several passes, weights are cast once."""
+        if self.compute is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute)
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Named trainable parameters, tied weights once, in the module's order."""
+        return ((n, p) for n, p in self.module.named_parameters() if p.requires_grad)
+
+    def freeze(self) -> Network:
+        """No gradients and evaluation mode, for good: reference and reward model."""
+        self.module.requires_grad_(False)
+        self.module.eval()
+        return self
+
+
+def score_head(module: PreTrainedModel) -> nn.Module:
+    """The scalar head of a sequence classification model: ``score``, in some families another."""
+    for name in ("score", "classifier"):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"{type(module).__name__} has no head named score or classifier")
