@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rlhf_cli.commands import options
+
 app = typer.Typer(
     name="config", help="Show a resolved config, or the schema of one.", no_args_is_help=True
 )
@@ -14,12 +16,11 @@ app = typer.Typer(
 
 @app.command()
 def show(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="Config file; - reads stdin.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as in train.epochs=3."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    config: options.Config,
+    overrides: options.Overrides = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Print the config with every default filled in and where each value comes from."""
     from rlhf_cli.config_file import load
@@ -36,6 +37,9 @@ def show(
 @app.command()
 def schema(
     stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward_model or ppo.")],
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Print the JSON Schema of a stage's config."""
     from stages.config import STAGES
