@@ -32,9 +32,13 @@ app.add_typer(config_command.app, name="config")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"rlhf {version('rlhf-cli')}")
+        try:
+            number = version("rlhf-cli")
+        except PackageNotFoundError:
+            number = "(not installed)"
+        typer.echo(f"rlhf {number}")
         raise typer.Exit
 
 

@@ -62,7 +62,7 @@ def explain(error: BaseException) -> Failure:
             "interrupted",
             "",
             "interrupted",
-            "run the same command again to start over",
+            "Run the same command again.",
         )
     if callable(getattr(error, "format_message", None)):
         return _usage(error)
@@ -100,8 +100,9 @@ def _usage(error: BaseException) -> Failure:
     message = str(error.format_message()).strip()  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "rlhf"
-    what = message[:1].lower() + message[1:].rstrip(".")
-    return Failure(USAGE, "config", "command line", what, f"see {command} --help")
+    is_help = message.startswith("Usage:")  # what a group of commands says without a command
+    what = "missing command" if is_help else message[:1].lower() + message[1:].rstrip(".")
+    return Failure(USAGE, "config", "command line", what, f"See {command} --help.")
 
 
 def _resource(error: BaseException) -> Failure | None:
@@ -114,7 +115,7 @@ def _resource(error: BaseException) -> Failure | None:
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if full or "No space left on device" in text:
         where = getattr(error, "filename", None) or ""
-        do = "free some space or choose another output folder, then run again with --resume"
+        do = "Free some space, then run the same command again with --resume."
         return Failure(RESOURCE, "resource", str(where), "the disk is full", do)
     return None
 
@@ -122,7 +123,7 @@ def _resource(error: BaseException) -> Failure | None:
 def _out_of_memory(text: str) -> Failure:
     first_line = text.strip().partition("\n")[0]
     what = f"out of memory: {first_line}" if first_line else "out of memory"
-    do = "lower train.tokens_per_micro_batch (the result stays the same), then use --resume"
+    do = "Lower train.tokens_per_micro_batch (the result stays the same) and use --resume."
     return Failure(RESOURCE, "resource", "", what, do)
 
 
@@ -136,11 +137,11 @@ def _lost_peer(error: BaseException) -> Failure | None:
     )
     if not lost:
         return None
-    do = "look at the message of the process that ended first"
+    do = "Look at the message of the process that ended first."
     return Failure(BUG, "peer", "", "another process of this run has ended", do)
 
 
 def _bug(error: BaseException) -> Failure:
     what = f"{type(error).__name__}: {error}"
-    do = "this is a bug in rlhf; please report it with the traceback"
+    do = "This is a bug in rlhf; please report it with the traceback."
     return Failure(BUG, "bug", "", what, do)

@@ -80,7 +80,9 @@ class TerminalReporter(MuteReporter):
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table above the bars; its cells are shown as they are, not as markup."""
-        table = Table(*(Text(clean(column)) for column in columns), title=Text(clean(title)))
+        table = Table(title=Text(clean(title)))
+        for column in columns:
+            table.add_column(Text(clean(column)))
         for row in rows:
             table.add_row(*(Text(shorten(clean(cell))) for cell in row))
         self.console.print(table)

@@ -28,7 +28,7 @@ def check(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Check config, data, models and memory, and show the first example as the model sees it."""
+    """Check config, data and models before training."""
     from rlhf_cli.config_file import load
 
     loaded = load(config, overrides or [], stage=None)

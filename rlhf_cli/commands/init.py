@@ -37,13 +37,13 @@ SEED = 0
 
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="The project's folder.", show_default=True)
+        Path, typer.Argument(metavar="DIR", help="The project's folder.", show_default=True)
     ] = Path(),
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Make a small project that runs all three stages in minutes; never overwrites anything."""
+    """Make a small project, ready to run; overwrites nothing."""
     refuse_existing(folder)
     silence_libraries(debug=debug)
     with make_reporter(as_json=as_json, quiet=quiet) as reporter:
@@ -65,7 +65,7 @@ def refuse_existing(folder: Path) -> None:
     if taken:
         raise ConfigError(
             "exists already and is not overwritten",
-            do="name a new folder: rlhf init DIR",
+            do="Name a new folder: rlhf init DIR.",
             where=str(taken[0]),
         )
 
@@ -84,7 +84,7 @@ def build(folder: Path) -> None:
                 os.replace(Path(scratch) / name, folder / name)
     except PermissionError as error:
         raise ConfigError(
-            "cannot be written", do="name a folder of your own: rlhf init DIR", where=str(folder)
+            "cannot be written", do="Name a folder of your own: rlhf init DIR.", where=str(folder)
         ) from error
 
 

@@ -10,7 +10,7 @@ Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config, a YAM
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045  (Typer reads it at run time on Python 3.10)
     typer.Argument(
-        metavar="[KEY=VALUE]...", help="Settings that win over the file: train.learning_rate=1e-5."
+        metavar="KEY=VALUE", help="Settings that win over the file: train.learning_rate=1e-5."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

@@ -41,7 +41,7 @@ def sample(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Sample K answers per prompt and write them as ranking lines without ranks (JSONL)."""
+    """Sample K answers per prompt, for people to rank (JSONL)."""
     file = None if output == STDOUT else output
     _check_numbers(k, max_new_tokens, temperature, top_p, limit)
     _check_output(file, resume=resume, as_json=as_json)
@@ -80,7 +80,7 @@ def _check_numbers(
 def _require(holds: bool, option: str, value: object, right: str) -> None:
     if not holds:
         raise ConfigError(
-            f"{value} is out of range", do=f"give {right}", where=f"command line: {option}"
+            f"{value} is out of range", do=f"Give {right}.", where=f"command line: {option}"
         )
 
 
@@ -90,7 +90,7 @@ def _check_output(file: str | None, *, resume: bool, as_json: bool) -> None:
         if file is None and given:
             raise ConfigError(
                 f"{option} needs the answers in a file",
-                do="add --output FILE",
+                do="Add --output FILE.",
                 where=f"command line: {option}",
             )
 

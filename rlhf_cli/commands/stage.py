@@ -66,11 +66,11 @@ def stage_command(word: str, *, description: str) -> Callable[..., int]:
         if resume and overwrite:
             raise ConfigError(
                 "--resume and --overwrite exclude each other",
-                do="keep one: --resume goes on with the run, --overwrite replaces it",
+                do="Keep one: --resume goes on with the run, --overwrite replaces it.",
                 where="command line",
             )
         bounds = [gates.parse(text) for text in require or ()]
-        starts_world = check_world(num_processes)
+        starts_world = check_world(num_processes, config=config)
         loaded = load(config, overrides or [], stage=word)
         silence_libraries(debug=debug)
         if dry_run:

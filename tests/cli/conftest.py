@@ -1,0 +1,95 @@
+"""A config of each stage, and stages that do nothing but what a test asks of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class FakeResult:
+    """The fields of a stage's result."""
+
+    stage: str = "sft"
+    status: str = "done"
+    output: str = "runs/x"
+    model: str = "runs/x/model"
+    step: int = 40
+    selected: Mapping[str, Any] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 83.2
+    next: str = "rlhf train-rm configs/reward_model.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is a process outside of any world, with the libraries' variables restored."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RLHF_LAUNCHED"):
+        monkeypatch.delenv(name, raising=False)
+    for name in (
+        "TQDM_DISABLE",
+        "HF_HUB_DISABLE_PROGRESS_BARS",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS",
+        "HF_HUB_DISABLE_TELEMETRY",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS",
+        "TRANSFORMERS_VERBOSITY",
+        "TOKENIZERS_PARALLELISM",
+    ):
+        monkeypatch.setenv(name, "set by the test")
+
+
+@pytest.fixture
+def result() -> type[FakeResult]:
+    """Makes results with other fields than the default ones."""
+    return FakeResult
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """A valid sft config; nothing that it names exists."""
+    file = tmp_path / "sft.yaml"
+    file.write_text(
+        f"stage: sft\nmodel: base\noutput: {tmp_path / 'runs' / 'sft'}\n"
+        "data: {train: demonstrations.jsonl}\n"
+    )
+    return str(file)
+
+
+@pytest.fixture
+def fake_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Puts a module of the given names in the place of a stage's."""
+
+    def install(name: str, **names: Any) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, name, module)
+        package, _, attribute = name.rpartition(".")
+        monkeypatch.setattr(sys.modules[package], attribute, module, raising=False)
+        return module
+
+    return install
+
+
+@pytest.fixture
+def fake_sft(fake_module: Callable[..., ModuleType]) -> Callable[..., list[dict[str, Any]]]:
+    """An sft stage that returns a result or raises an error, and keeps what it was called with."""
+
+    def install(outcome: Any = None) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
+
+        def run(config: Any, reporter: Any, **options: Any) -> Any:
+            calls.append({"config": config, "reporter": reporter, **options})
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome or FakeResult()
+
+        fake_module("stages.sft", run=run)
+        return calls
+
+    return install

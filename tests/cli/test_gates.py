@@ -1,0 +1,85 @@
+"""``--require``: what is accepted, what is refused at once, and what a finished run must keep."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlhf_cli import gates
+from stages.errors import ConfigError, GateError
+
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+@pytest.mark.parametrize(
+    ("text", "passes", "fails"),
+    [
+        ("eval/accuracy>=0.7", 0.7, 0.69),
+        ("eval/loss<=1.5", 1.5, 1.51),
+        ("eval/kl<2", 1.9, 2.0),
+        ("eval/score > -1e-1", 0.0, -0.1),
+        ("rollout/ended==1", 1.0, 0.99),
+    ],
+)
+def test_each_comparison_keeps_its_bound(text: str, passes: float, fails: float) -> None:
+    gate = gates.parse(text)
+    assert gate.objection({gate.metric: passes}) is None
+    assert gate.objection({gate.metric: fails}) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "eval/accuracy",
+        "eval/accuracy=0.7",
+        "eval/accuracy>=good",
+        "eval/accuracy>=0.7>=0.6",
+        "eval/loss<=nan",
+        "eval/loss<=inf",
+        "accuracy>=0.7",
+        "eval/>=1",
+        ">=0.7",
+    ],
+)
+def test_a_requirement_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gates.parse(text)
+    assert caught.value.where == "command line: --require"
+
+
+def test_an_unknown_group_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError) as caught:
+        gates.parse("evl/accuracy>=0.7")
+    assert caught.value.do == "Did you mean eval/accuracy?"
+
+
+def test_a_failed_gate_names_metric_value_and_bound() -> None:
+    with pytest.raises(GateError) as caught:
+        gates.check([gates.parse("eval/accuracy>=0.7")], {"eval/accuracy": 0.62})
+    assert caught.value.what == "eval/accuracy is 0.62 (required: eval/accuracy>=0.7)"
+
+
+def test_all_failed_gates_are_named_and_met_ones_are_not() -> None:
+    bounds = [gates.parse(text) for text in ("eval/loss<1", "eval/kl<1", "eval/score>0")]
+    with pytest.raises(GateError) as caught:
+        gates.check(bounds, {"eval/loss": 2.0, "eval/kl": 0.5, "eval/score": -1.0})
+    assert "eval/loss is 2" in caught.value.what
+    assert "eval/score is -1" in caught.value.what
+    assert "eval/kl" not in caught.value.what
+
+
+@pytest.mark.parametrize("comparison", gates.OPERATORS)
+def test_a_metric_that_is_missing_or_not_a_number_never_passes(comparison: str) -> None:
+    gate = gates.parse(f"eval/loss{comparison}1")
+    assert "not measured" in (gate.objection({}) or "")
+    assert gate.objection({"eval/loss": float("nan")}) is not None
+
+
+def test_every_documented_metric_can_be_required() -> None:
+    page = METRICS_PAGE.read_text(encoding="utf-8")
+    groups = set(re.findall(r"^\| `([a-z_]+)/", page, flags=re.MULTILINE))
+    assert groups
+    assert groups <= set(gates.GROUPS)
