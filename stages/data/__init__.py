@@ -1,0 +1,1 @@
+"""Records on disk → token ids and target marks → a memory-mapped store → the order of batches."""

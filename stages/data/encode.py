@@ -1,0 +1,264 @@
+"""Records → token ids with their targets marked, or the reason why a record is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stages.batch import Example, Group
+from stages.data.records import (
+    Demonstration,
+    Document,
+    Prompt,
+    PromptLike,
+    Ranking,
+    Response,
+    Turns,
+)
+from stages.data.templates import Codec, EncodedPrompt, Span
+from stages.errors import DataError
+
+PROMPT_OVER = "prompt over max_prompt_tokens"
+ANSWER_OVER = "answer over max_response_tokens"
+POSITIONS_OVER = "prompt and answer over the model's positions"
+EMPTY_ANSWER = "empty answer"
+EMPTY_PROMPT = "empty prompt"
+UNRANKED = "fewer than two ranked answers"
+NO_STRICT_PAIR = "no strict pair"
+NO_TARGET = "no target token"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a record is too long, in tokens; None = no limit.
+
+    Attributes:
+        prompt: ``data.max_prompt_tokens``.
+        response: ``data.max_response_tokens``, the end token included.
+        positions: positions of the model, shared by prompt and answer.
+        truncate: cut records that are too long instead of dropping them.
+    """
+
+    prompt: int | None = None
+    response: int | None = None
+    positions: int | None = None
+    truncate: bool = False
+
+
+def encode_demonstration(
+    record: Demonstration, codec: Codec, limits: Limits, *, train_on: str = "assistant"
+) -> Example | str:
+    """One sequence whose targets are the answer and its end token.
+
+    Args:
+        record: prompt and answer.
+        codec: tokenizer and template.
+        limits: what is too long.
+        train_on: ``last`` = the answer; ``assistant`` = earlier answers in the prompt too;
+            ``all`` = every token but the first, which nothing precedes.
+    """
+    if not record.response.text.strip():
+        return EMPTY_ANSWER
+    fitted = _fit(record.prompt, (record.response,), codec, limits)
+    if isinstance(fitted, str):
+        return fitted
+    prompt, (answer,) = fitted
+    ids = np.concatenate([prompt.ids, answer])
+    marks = np.zeros(len(ids), dtype=bool)
+    marks[0 if train_on == "all" else len(prompt.ids) :] = True
+    if train_on == "assistant":
+        for span in prompt.spans:
+            marks[span.start : span.stop] = True
+    marks[:1] = False
+    targets = np.flatnonzero(marks).astype(np.int32)
+    return Example(ids, targets) if len(targets) else NO_TARGET
+
+
+def encode_ranking(
+    record: Ranking,
+    codec: Codec,
+    limits: Limits,
+    *,
+    ties: str = "drop",
+    margin: Any = 0.0,
+) -> Group | str:
+    """A prompt with its K ranked answers; answers without a rank are no part of K.
+
+    Args:
+        record: the ranking.
+        codec: tokenizer and template.
+        limits: what is too long.
+        ties: ``drop`` needs at least one strict pair, ``half`` does without.
+        margin: a number, ``{per_rank: x}``, or ``data``.
+    """
+    ranked = ranked_responses(record)
+    if len(ranked) < 2:
+        return UNRANKED
+    ranks = tuple(int(rank) for _, rank in ranked)
+    if ties == "drop" and len(set(ranks)) == 1:
+        return NO_STRICT_PAIR
+    answers = tuple(response for response, _ in ranked)
+    fitted = _fit(record.prompt, answers, codec, limits)
+    if isinstance(fitted, str):
+        return fitted
+    prompt, encoded = fitted
+    if not len(prompt.ids) and not all(map(len, encoded)):
+        return EMPTY_PROMPT
+    return Group(prompt.ids, encoded, ranks, _margins(record, answers, ranks, margin))
+
+
+def encode_prompt(
+    record: Prompt, codec: Codec, limits: Limits, *, reserve: int = 0
+) -> EncodedPrompt | str:
+    """A prompt that leaves ``reserve`` positions for its answer."""
+    room = None if limits.positions is None else limits.positions - reserve
+    fitted = _fit_prompt(record.prompt, codec, limits, room)
+    if isinstance(fitted, EncodedPrompt) and not len(fitted.ids):
+        return EMPTY_PROMPT
+    return fitted
+
+
+def encode_document(
+    record: Document | Demonstration, codec: Codec, max_tokens: int | None
+) -> list[Example]:
+    """Pieces of at most ``max_tokens`` of a text and its end token; every token but a first counts.
+
+    A demonstration is read as the text of its prompt and answer. A last piece of one token has
+    nothing to learn and is left out.
+    """
+    if isinstance(record, Document):
+        start = np.array(codec.prefix, dtype=np.int32)
+        body = codec.encode_response(record.text, end=codec.eos_id)
+    else:
+        start = codec.encode_prompt(record.prompt).ids
+        body = response_ids(record.response, codec, codec.end_of(record.prompt))
+    return list(_pieces(np.concatenate([start, body]), max_tokens))
+
+
+def _pieces(ids: np.ndarray, max_tokens: int | None) -> Iterator[Example]:
+    width = max_tokens or len(ids)
+    for start in range(0, len(ids), width):
+        piece = ids[start : start + width]
+        if len(piece) > 1:
+            yield Example(piece, np.arange(1, len(piece), dtype=np.int32))
+
+
+def ranked_responses(record: Ranking) -> list[tuple[Response, int]]:
+    """The answers that have a rank, or, where none has, those with a score, ranked by it."""
+    ranked = [(r, r.rank) for r in record.responses if r.rank is not None]
+    if ranked:
+        return ranked
+    scored = [(r, r.score) for r in record.responses if r.score is not None]
+    return [(r, 1 + sum(other > score for _, other in scored)) for r, score in scored]
+
+
+def best_response(record: Ranking) -> Response | None:
+    """The best-ranked answer (the first of equals); a single unranked answer is the best."""
+    ranked = ranked_responses(record)
+    if ranked:
+        return min(ranked, key=lambda pair: pair[1])[0]
+    return record.responses[0] if len(record.responses) == 1 else None
+
+
+def _margins(
+    record: Ranking, answers: tuple[Response, ...], ranks: tuple[int, ...], margin: Any
+) -> np.ndarray | None:
+    """``[K, K]`` margin of each pair (preferred, other), 0 elsewhere; None where all are 0."""
+    gaps = np.array(ranks)[None, :] - np.array(ranks)[:, None]
+    better = gaps > 0
+    per_rank = margin.get("per_rank") if isinstance(margin, Mapping) else None
+    per_rank = getattr(margin, "per_rank", per_rank)
+    if per_rank is not None:
+        return np.where(better, gaps * float(per_rank), 0.0)
+    if margin == "data":
+        return np.where(better, _data_margin(record, answers), 0.0)
+    return np.where(better, float(margin), 0.0) if margin else None
+
+
+def _data_margin(record: Ranking, answers: tuple[Response, ...]) -> np.ndarray | float:
+    """The line's own margin, else the difference of the scores of each pair."""
+    if record.margin is not None and len(answers) == 2:
+        return record.margin
+    scores = [answer.score for answer in answers]
+    if any(score is None for score in scores):
+        raise DataError(
+            "ranking.margin is data, but this record has neither a margin nor a score per answer",
+            where=record.origin,
+            do="add margin (two answers) or scores to the records, or set ranking.margin to 0.0",
+        )
+    values = np.array(scores, dtype=np.float64)
+    return values[:, None] - values[None, :]
+
+
+def _fit(
+    prompt: PromptLike, responses: tuple[Response, ...], codec: Codec, limits: Limits
+) -> tuple[EncodedPrompt, tuple[np.ndarray, ...]] | str:
+    """Prompt and answers within the limits: prompt tokens go before answer tokens."""
+    end = codec.end_of(prompt)
+    answers = tuple(response_ids(response, codec, end) for response in responses)
+    limit = limits.response
+    if limits.truncate and limits.positions is not None:
+        limit = min(limits.positions - 1, limit or limits.positions)
+    if limit is not None and any(len(answer) > limit for answer in answers):
+        if not limits.truncate:
+            return ANSWER_OVER
+        answers = tuple(answer[:limit] for answer in answers)
+    longest = max(map(len, answers))
+    room = None if limits.positions is None else limits.positions - longest
+    fitted = _fit_prompt(prompt, codec, limits, room)
+    return fitted if isinstance(fitted, str) else (fitted, answers)
+
+
+def response_ids(response: Response, codec: Codec, end: int) -> np.ndarray:
+    """The ids of an answer: those it was sampled with where the vocabulary is the same.
+
+    Sampled ids that ended in a stop token keep it; others get the end token, unless cut.
+    """
+    if response.ids is None or response.vocabulary != codec.vocabulary_hash:
+        return codec.encode_response(response.text, cut=response.cut, end=end)
+    ids = np.array(response.ids, dtype=np.int32)
+    if response.cut or (len(ids) and int(ids[-1]) in codec.stop_ids):
+        return ids
+    return np.append(ids, np.int32(end))
+
+
+def _fit_prompt(
+    prompt: PromptLike, codec: Codec, limits: Limits, room: int | None
+) -> EncodedPrompt | str:
+    """The prompt within its own limit and the positions its answer leaves it."""
+    encoded = codec.encode_prompt(prompt)
+    length = len(encoded.ids)
+    over_own = limits.prompt is not None and length > limits.prompt
+    over_room = room is not None and length > room
+    if not over_own and not over_room:
+        return encoded
+    limit = min(n for n in (limits.prompt, room) if n is not None)
+    if not limits.truncate or limit < 1:
+        return PROMPT_OVER if over_own else POSITIONS_OVER
+    for shorter in _without_oldest(codec.turns(prompt)):
+        encoded = codec.encode_prompt(shorter)
+        if len(encoded.ids) <= limit:
+            return encoded
+    return _last_tokens(encoded, limit, codec.prefix if codec.turns(prompt) is None else ())
+
+
+def _without_oldest(turns: Turns | None) -> Iterator[Turns]:
+    """The conversation from its second, third, … user turn on, behind its system turn."""
+    if turns is None:
+        return
+    head = turns[:1] if turns[0].role == "system" else ()
+    starts = [n for n, turn in enumerate(turns) if turn.role == "user"]
+    for start in starts[1:]:
+        yield (*head, *turns[start:])
+
+
+def _last_tokens(encoded: EncodedPrompt, limit: int, prefix: tuple[int, ...]) -> EncodedPrompt:
+    """The last ``limit`` tokens, behind the prefix where there is room for it."""
+    kept = len(prefix) if len(prefix) < limit else 0
+    cut = len(encoded.ids) - (limit - kept)
+    ids = np.concatenate([encoded.ids[:kept], encoded.ids[cut:]])
+    spans = (Span(max(s.start - cut, 0) + kept, s.stop - cut + kept) for s in encoded.spans)
+    return EncodedPrompt(ids, tuple(span for span in spans if span.stop > kept))

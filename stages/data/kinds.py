@@ -1,0 +1,165 @@
+"""The four kinds of stored items: how a record becomes one, and its columns on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from stages.batch import Example, Group
+from stages.data.encode import best_response
+from stages.data.records import (
+    Demonstration,
+    Document,
+    Prompt,
+    PromptLike,
+    Ranking,
+    Record,
+    Response,
+    Useless,
+    from_json,
+    to_json,
+)
+from stages.errors import DataError
+
+NO_ANSWER = "no answer"
+_IDS = pa.list_(pa.int32())
+_COMMON = [("origin", pa.string()), ("key", pa.uint64()), ("length", pa.int32())]
+_CONVERSATIONS = ("messages", "sharegpt")
+
+
+class PromptItem(NamedTuple):
+    """A prompt to be answered: its ids, the prompt as written, and as the model reads it."""
+
+    ids: np.ndarray
+    prompt: PromptLike
+    text: str
+
+
+class Kind(NamedTuple):
+    """Columns of a kind of item, and the way to and from a row of them."""
+
+    schema: pa.Schema
+    to_row: Callable[[Any], dict]
+    from_row: Callable[[pa.RecordBatch, int], Any]
+
+
+def _schema(*columns: tuple[str, pa.DataType]) -> pa.Schema:
+    return pa.schema([*_COMMON, *columns])
+
+
+def _array(batch: pa.RecordBatch, column: str, n: int) -> np.ndarray:
+    return batch.column(column)[n].values.to_numpy(zero_copy_only=False)
+
+
+def _example_row(item: Example) -> dict:
+    return {"length": len(item.ids), "ids": item.ids, "targets": item.targets}
+
+
+def _example(batch: pa.RecordBatch, n: int) -> Example:
+    return Example(_array(batch, "ids", n), _array(batch, "targets", n))
+
+
+def _group_row(item: Group) -> dict:
+    return {
+        "length": len(item.prompt) + sum(map(len, item.answers)),
+        "prompt": item.prompt,
+        "answers": list(item.answers),
+        "ranks": list(item.ranks),
+        "margins": None if item.margins is None else item.margins.ravel(),
+    }
+
+
+def _group(batch: pa.RecordBatch, n: int) -> Group:
+    answers = tuple(ids.values.to_numpy(zero_copy_only=False) for ids in batch.column("answers")[n])
+    margins = batch.column("margins")[n]
+    table = None
+    if margins.is_valid:
+        table = margins.values.to_numpy(zero_copy_only=False).reshape(len(answers), -1)
+    ranks = tuple(batch.column("ranks")[n].as_py())
+    return Group(_array(batch, "prompt", n), answers, ranks, table)
+
+
+def _prompt_row(item: PromptItem) -> dict:
+    written = json.dumps(to_json(item.prompt), ensure_ascii=False)
+    return {"length": len(item.ids), "ids": item.ids, "prompt": written, "text": item.text}
+
+
+def _prompt(batch: pa.RecordBatch, n: int) -> PromptItem:
+    written = from_json(json.loads(batch.column("prompt")[n].as_py()))
+    return PromptItem(_array(batch, "ids", n), written, batch.column("text")[n].as_py())
+
+
+_EXAMPLES = Kind(_schema(("ids", _IDS), ("targets", _IDS)), _example_row, _example)
+KINDS: dict[str, Kind] = {
+    "demonstrations": _EXAMPLES,
+    "documents": _EXAMPLES,
+    "rankings": Kind(
+        _schema(
+            ("prompt", _IDS),
+            ("answers", pa.list_(_IDS)),
+            ("ranks", _IDS),
+            ("margins", pa.list_(pa.float64())),
+        ),
+        _group_row,
+        _group,
+    ),
+    "prompts": Kind(
+        _schema(("ids", _IDS), ("prompt", pa.string()), ("text", pa.string())),
+        _prompt_row,
+        _prompt,
+    ),
+}
+
+
+def as_kind(record: Record, kind: str, format_name: str) -> Record:
+    """The record as a demonstration, ranking, prompt or document.
+
+    Raises:
+        DataError: the file holds records of another kind.
+    """
+    if isinstance(record, Useless):
+        return record
+    if kind == "prompts":
+        prompt = record.text if isinstance(record, Document) else record.prompt
+        return Prompt(prompt, record.origin)
+    if kind == "rankings":
+        return record if isinstance(record, Ranking) else _refuse(record, kind)
+    if isinstance(record, Prompt):
+        unanswered = Useless(NO_ANSWER, record.origin)
+        return unanswered if format_name in _CONVERSATIONS else _refuse(record, kind)
+    if isinstance(record, Ranking):
+        best = best_response(record)
+        if best is None:
+            return Useless("no ranked answer", record.origin)
+        return Demonstration(record.prompt, best, record.origin)
+    if isinstance(record, Document) and kind == "demonstrations":
+        return Demonstration("", Response(record.text), record.origin)
+    return record
+
+
+def _refuse(record: Record, kind: str) -> Record:
+    names = {
+        Demonstration: "a demonstration (a prompt with one answer)",
+        Prompt: "a prompt without an answer",
+        Document: "a bare text",
+    }
+    needs: dict[str, str] = {
+        "rankings": "give prompts with two or more ranked responses; demonstrations train sft",
+        "demonstrations": "give prompts with a response each",
+        "documents": "give texts, or prompts with a response each",
+    }
+    what = f"this is {names[type(record)]}, where {kind} are needed"
+    raise DataError(what, where=record.origin, do=needs[kind])
+
+
+def lengths_of(item: Example | Group | PromptItem) -> tuple[int, Sequence[int]]:
+    """Tokens of the prompt and of each answer; an example's answer starts at its first target."""
+    if isinstance(item, Group):
+        return len(item.prompt), [len(answer) for answer in item.answers]
+    if isinstance(item, PromptItem):
+        return len(item.ids), []
+    return len(item.ids) - len(item.targets), [len(item.targets)]

@@ -1,0 +1,307 @@
+"""Prompts and answers as token ids: the one prompt builder of all stages.
+
+Prompt and answer are tokenised apart and their ids joined, as in a rollout, where the answer is
+sampled after the prompt's ids. A prompt with earlier answers in it is tokenised piecewise at their
+boundaries, so that a conversation and its continuation share their ids.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jinja2 import TemplateError
+
+from stages.data.records import Message, PromptLike, Turns, to_json
+from stages.errors import CheckpointError, ConfigError
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_BUILT_IN = {"chatml": CHATML}
+_END_OF_CHATML = "<|im_end|>"
+
+
+class Span(NamedTuple):
+    """Tokens ``start:stop`` of a prompt: an earlier answer with its end token."""
+
+    start: int
+    stop: int
+
+
+class EncodedPrompt(NamedTuple):
+    """The ids of a prompt, and where the earlier answers in it stand."""
+
+    ids: np.ndarray
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A tokenizer with the template and the end tokens that go with it.
+
+    Attributes:
+        tokenizer: a transformers tokenizer; it is not changed.
+        template: the Jinja text of the chat template, or None.
+        as_messages: whether a plain string prompt becomes one user turn.
+        end_id: closes an answer to a templated prompt: the template's end-of-turn token.
+        eos_id: closes an answer to a plain prompt: the tokenizer's end-of-text token.
+        stop_ids: every token that ends a rollout.
+        prefix: the special tokens that the tokenizer puts before a plain text.
+        template_hash: changes with the template, ``as_messages`` and the end tokens.
+        vocabulary_hash: changes with any token or id.
+    """
+
+    tokenizer: Any
+    template: str | None
+    as_messages: bool
+    end_id: int
+    eos_id: int
+    stop_ids: tuple[int, ...]
+    prefix: tuple[int, ...]
+    template_hash: str
+    vocabulary_hash: str
+
+    def turns(self, prompt: PromptLike) -> Turns | None:
+        """The prompt as turns for the template, or None for a plain string."""
+        if isinstance(prompt, str):
+            return (Message("user", prompt),) if self.as_messages else None
+        return tuple(prompt)
+
+    def end_of(self, prompt: PromptLike) -> int:
+        """The token that closes an answer to this prompt."""
+        return self.eos_id if self.turns(prompt) is None else self.end_id
+
+    def render(self, prompt: PromptLike) -> str:
+        """The text of a prompt as the model reads it, up to where the answer starts."""
+        turns = self.turns(prompt)
+        if turns is None:
+            assert isinstance(prompt, str)
+            return prompt
+        return self._apply(turns, generation=True)
+
+    def encode_prompt(self, prompt: PromptLike) -> EncodedPrompt:
+        """The ids of a prompt, in every stage.
+
+        Raises:
+            ConfigError: messages without a chat template, or a template that refuses them.
+        """
+        turns = self.turns(prompt)
+        if turns is None:
+            return EncodedPrompt(self._plain(self.render(prompt)))
+        pieces = self._pieces(turns)
+        parts = [self._ids(pieces[0])]
+        spans = []
+        for answer, after in zip(pieces[1::2], pieces[2::2], strict=True):
+            start = sum(map(len, parts))
+            parts += [self._ids(answer), self._ids(after)]
+            spans.append(Span(start, start + len(parts[-2]) + self._end_within(parts[-1])))
+        return EncodedPrompt(np.concatenate(parts), tuple(spans))
+
+    def encode_response(
+        self, text: str, *, cut: bool = False, end: int | None = None
+    ) -> np.ndarray:
+        """The ids of an answer, closed by exactly one end token unless it was cut.
+
+        Args:
+            text: the answer; end tokens written at its end are taken off first.
+            cut: whether the answer stops without having ended.
+            end: the end token, ``end_id`` unless given.
+        """
+        end = self.end_id if end is None else end
+        ids = self._ids(text)
+        while len(ids) and ids[-1] in (end, self.end_id, self.eos_id):
+            ids = ids[:-1]
+        return ids if cut else np.append(ids, np.int32(end))
+
+    def decode(self, ids: Sequence[int] | np.ndarray, *, special: bool = False) -> str:
+        """The text of ids, without stop tokens at its end; ``special`` shows every token."""
+        tokens = [int(token) for token in ids]
+        while not special and tokens and tokens[-1] in self.stop_ids:
+            tokens.pop()
+        return self.tokenizer.decode(
+            tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        """Changes with anything that can change the ids of a text."""
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        text = fast.to_str() if hasattr(fast, "to_str") else repr(self.tokenizer)
+        return _hash([text, self.vocabulary_hash, list(self.prefix)])
+
+    def _plain(self, text: str) -> np.ndarray:
+        """A plain text behind the tokenizer's own prefix, which is not doubled."""
+        ids = self._ids(text)
+        if tuple(ids[: len(self.prefix)]) == self.prefix:
+            return ids
+        return np.concatenate([np.array(self.prefix, dtype=np.int32), ids])
+
+    def _ids(self, text: str) -> np.ndarray:
+        encoded = self.tokenizer(text, add_special_tokens=False, verbose=False)
+        return np.array(encoded["input_ids"], dtype=np.int32)
+
+    def _apply(self, turns: Turns, *, generation: bool) -> str:
+        if self.template is None:
+            raise ConfigError(
+                "the data holds messages, but the tokenizer has no chat template",
+                where="data.chat_template",
+                do="set data.chat_template to chatml or to the path of a template",
+            )
+        return render(self.tokenizer, self.template, turns, generation=generation)
+
+    def _pieces(self, turns: Turns) -> list[str]:
+        """The rendered prompt cut before and after each earlier answer: an odd number of texts.
+
+        The answers are found by rendering once more with placeholders in their stead. The texts
+        between the placeholders then delimit what the template made of each answer, trimmed or not.
+        """
+        whole = self._apply(turns, generation=True)
+        marks = {n: f"\ue000{n}\ue001" for n, t in enumerate(turns) if t.role == "assistant"}
+        if not marks:
+            return [whole]
+        masked = [Message(t.role, marks.get(n, t.content)) for n, t in enumerate(turns)]
+        skeleton = self._apply(tuple(masked), generation=True)
+        between = re.split("|".join(map(re.escape, marks.values())), skeleton)
+        found = re.fullmatch("(.*?)".join(map(re.escape, between)), whole, flags=re.DOTALL)
+        if found is None or len(between) != len(marks) + 1:
+            raise ConfigError(
+                "the chat template does not keep the earlier answers of a conversation in place",
+                where="data.chat_template",
+                do="use another template, or conversations with one answer",
+            )
+        texts = [text for pair in zip(between, found.groups(), strict=False) for text in pair]
+        return [*texts, between[-1]]
+
+    def _end_within(self, ids: np.ndarray) -> int:
+        """How many tokens after an answer still belong to it: blanks and the end token, or none."""
+        ends = np.flatnonzero(ids == self.end_id)
+        if not len(ends):
+            return 0
+        before = self.decode(ids[: ends[0]], special=True)
+        return 0 if before.strip() else int(ends[0]) + 1
+
+
+def make_codec(
+    tokenizer: Any,
+    *,
+    chat_template: str | None,
+    as_messages: bool,
+    extra_stop_ids: Sequence[int] = (),
+) -> Codec:
+    """Join a tokenizer with a chat template.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        chat_template: None = the tokenizer's own, a built-in name, or the path of a file.
+        as_messages: whether a plain string prompt becomes one user turn.
+        extra_stop_ids: further tokens that end a rollout.
+
+    Raises:
+        ConfigError: the template is missing or broken, or ``as_messages`` has none to use.
+        CheckpointError: the tokenizer has no end token.
+    """
+    template = _template(tokenizer, chat_template)
+    if as_messages and template is None:
+        raise ConfigError(
+            "data.as_messages needs a chat template, and the tokenizer has none",
+            where="data.chat_template",
+            do="set data.chat_template to chatml or to the path of a template",
+        )
+    eos_id = tokenizer.eos_token_id
+    end_id = eos_id if template is None else _end_of_turn(tokenizer, template)
+    if eos_id is None and end_id is None:
+        raise CheckpointError(
+            "the tokenizer has no end token, so no answer could ever end",
+            do="set eos_token in the tokenizer's configuration",
+        )
+    eos_id, end_id = (end_id if eos_id is None else eos_id), (eos_id if end_id is None else end_id)
+    return Codec(
+        tokenizer=tokenizer,
+        template=template,
+        as_messages=as_messages,
+        end_id=int(end_id),
+        eos_id=int(eos_id),
+        stop_ids=tuple(dict.fromkeys([int(end_id), int(eos_id), *extra_stop_ids])),
+        prefix=_prefix(tokenizer),
+        template_hash=_hash([template, as_messages, int(end_id), int(eos_id)]),
+        vocabulary_hash=_hash(sorted(tokenizer.get_vocab().items())),
+    )
+
+
+def render(tokenizer: Any, template: str, turns: Turns, *, generation: bool) -> str:
+    """Apply a chat template; whatever it raises becomes a ConfigError that names it."""
+    try:
+        return tokenizer.apply_chat_template(
+            to_json(turns),
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=generation,
+        )
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"the chat template fails: {error}",
+            where="data.chat_template",
+            do="correct the template, or give conversations in the form it expects",
+        ) from error
+
+
+def _template(tokenizer: Any, name: str | None) -> str | None:
+    if name is None:
+        own = tokenizer.chat_template
+        return own.get("default") if isinstance(own, dict) else own
+    if name in _BUILT_IN:
+        return _with_end_token(tokenizer, _BUILT_IN[name])
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read the chat template: {error}",
+            where=f"data.chat_template: {name}",
+            do=f"give the path of a Jinja file, or a built-in name: {', '.join(_BUILT_IN)}",
+        ) from error
+
+
+def _with_end_token(tokenizer: Any, template: str) -> str:
+    """The built-in template, closed by the tokenizer's own end token where it lacks ChatML's."""
+    if _END_OF_CHATML in tokenizer.get_vocab() or tokenizer.eos_token is None:
+        return template
+    return template.replace(_END_OF_CHATML, "{{ eos_token }}")
+
+
+def _end_of_turn(tokenizer: Any, template: str) -> int | None:
+    """The first special token after the text of an answer, or None where there is none."""
+    mark = "\ue000answer\ue001"
+    turns = (Message("user", "a"), Message("assistant", mark))
+    _, found, tail = render(tokenizer, template, turns, generation=False).partition(mark)
+    if not found:
+        raise ConfigError(
+            "the chat template does not show the assistant's turn",
+            where="data.chat_template",
+            do="use a template that renders every turn",
+        )
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    ids = tokenizer(tail, add_special_tokens=False, verbose=False)["input_ids"]
+    return next((token for token in ids if token in special), None)
+
+
+def _prefix(tokenizer: Any) -> tuple[int, ...]:
+    """The special tokens put before a text (a begin token, most often); never those after it."""
+    bare = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
+    full = tokenizer("a", add_special_tokens=True, verbose=False)["input_ids"]
+    starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
+    return tuple(full[: next(starts, 0)])
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=True).encode()
+    return blake2b(text, digest_size=16).hexdigest()
