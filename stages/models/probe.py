@@ -69,10 +69,12 @@ def _verdict(model: PreTrainedModel) -> Verdict:
         model.set_attn_implementation(attention.NAME)
         mode = _mode(network, row, own, dtype)
         cached = mode != "padded" and _decodes(network, row, own, dtype)
+        ours = model.config._attn_implementation == attention.NAME
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError):
         # The family does not hand the plan on, or its attention is not exchangeable.
         return Verdict("padded", False)
-    return Verdict(mode, cached)
+    # Our attention cannot be called by transformers' own decoding, which has no plan to hand on.
+    return Verdict("padded", False) if ours and not cached else Verdict(mode, cached)
 
 
 def _mode(network: Network, row: PackedRow, own: torch.Tensor, dtype: torch.dtype) -> Mode:

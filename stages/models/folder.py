@@ -1,0 +1,111 @@
+"""What a model folder says about itself: ``rlhf.json`` beside a plain Hugging Face model.
+
+A folder of another tool has none; then its ``config.json`` must do.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages.errors import CheckpointError
+from stages.models.network import Kind
+
+NAME = "rlhf.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The facts about a model that the next stage relies on.
+
+    Attributes:
+        kind: policy, reward or critic.
+        stage: the stage that made it.
+        template_hash: of the chat template and how prompts and answers are joined.
+        vocabulary_hash: of the tokenizer's vocabulary.
+        as_messages: whether plain prompts were made one user turn.
+        stop_ids: tokens that end an answer.
+        pad_id: the pad token, which is no stop token.
+        mean, std: ``score = (head output - mean) / std``; reward and critic.
+        normalised_on: what ``mean`` and ``std`` were measured on; reward.
+        parent: ``{"path", "hash"}`` of the model it was made from.
+        version: of this file's layout.
+    """
+
+    kind: Kind
+    stage: str
+    template_hash: str
+    vocabulary_hash: str
+    as_messages: bool
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    mean: float = 0.0
+    std: float = 1.0
+    normalised_on: str | None = None
+    parent: dict[str, str] = field(default_factory=dict)
+    version: int = VERSION
+
+
+def write_identity(folder: Path, identity: Identity) -> None:
+    """Write ``rlhf.json``."""
+    text = json.dumps(asdict(identity), indent=2, allow_nan=False)
+    (folder / NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def read_identity(folder: Path) -> Identity | None:
+    """What the folder says about itself, or None where another tool made it.
+
+    Raises:
+        CheckpointError: the file is there and cannot be used.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values["stop_ids"] = tuple(values["stop_ids"])
+        identity = Identity(**values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"cannot be read as the description of a model ({error})",
+            where=str(path),
+            do="run the stage that made this folder again",
+        ) from None
+    if identity.version > VERSION:
+        raise CheckpointError(
+            f"was written in layout {identity.version}, this version reads up to {VERSION}",
+            where=str(path),
+            do="use a newer version of rlhf",
+        )
+    return identity
+
+
+def model_folder(source: str) -> Path:
+    """The folder with the weights: ``source`` itself, or ``model/`` inside a run folder."""
+    path = Path(source)
+    inner = path / "model"
+    return inner if not (path / "config.json").is_file() and inner.is_dir() else path
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a model folder.
+
+    Raises:
+        CheckpointError: it is missing or no JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict):
+            return values
+        reason = "is not a JSON object"
+    except FileNotFoundError:
+        reason = "is missing: this is not a model folder"
+    except (OSError, ValueError) as error:
+        reason = f"cannot be read ({error})"
+    raise CheckpointError(
+        reason, where=str(path), do="name the run folder of an earlier stage, or a model folder"
+    )
