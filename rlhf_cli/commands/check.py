@@ -52,7 +52,7 @@ def as_lines(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
     width = max((len(str(key)) for key in report), default=0)
     for key, value in report.items():
         name = clean(str(key)).replace("_", " ")
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield f"{indent}{name}"
             yield from as_lines(value, indent + INDENT)
         elif _is_block(value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ def fake_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
         vars(module).update(names)
         monkeypatch.setitem(sys.modules, name, module)
         package, _, attribute = name.rpartition(".")
-        monkeypatch.setattr(sys.modules[package], attribute, module, raising=False)
+        monkeypatch.setattr(importlib.import_module(package), attribute, module, raising=False)
         return module
 
     return install

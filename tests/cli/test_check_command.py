@@ -1,0 +1,85 @@
+"""``rlhf check``: the report for a person and for a program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rlhf_cli.app import main
+from rlhf_cli.commands.check import as_lines
+
+REPORT = {
+    "stage": "sft",
+    "data": {
+        "train": {"records": 57, "dropped": {"overlong": 2, "empty": 1}, "formats": ["messages"]},
+        "eval": None,
+    },
+    "example": {
+        "text": "Hi\x1b[2J\nthere",
+        "tokens": [{"token": "Hi", "target": False}, {"token": "[bold]", "target": True}],
+    },
+    "memory": {"bytes": 1234567.0, "fits": True},
+}
+
+
+@pytest.fixture
+def fake_check(fake_module: Callable[..., ModuleType]) -> list[Any]:
+    """A check that returns the report above and keeps what it was asked for."""
+    calls: list[Any] = []
+
+    def run(config: Any, reporter: Any, *, dump: str | None) -> dict[str, Any]:
+        calls.append((config.stage, dump))
+        return REPORT
+
+    fake_module("stages.check", run=run)
+    return calls
+
+
+def test_json_report_is_the_library_s_own(fake_check: list[Any], config: str, capsys: Any) -> None:
+    assert main(["check", config, "--json", "--dump", "examples.jsonl"]) == 0
+    assert json.loads(capsys.readouterr().out) == REPORT
+    assert fake_check == [("sft", "examples.jsonl")]
+
+
+def test_report_for_a_person_shows_every_figure_in_its_section(
+    fake_check: list[Any], config: str, capsys: Any
+) -> None:
+    assert main(["check", config]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "stage    sft",
+        "data",
+        "  train",
+        "    records  57",
+        "    dropped",
+        "      overlong  2",
+        "      empty     1",
+        "    formats  messages",
+        "  eval   -",
+        "example",
+        "  text",
+        "    Hi\\x1b[2J",
+        "    there",
+        "  tokens",
+        "    token=Hi  target=no",
+        "    token=[bold]  target=yes",
+        "memory",
+        "  bytes  1.235e+06",
+        "  fits   yes",
+    ]
+
+
+def test_overrides_are_part_of_what_is_checked(
+    fake_check: list[Any], config: str, capsys: Any
+) -> None:
+    assert main(["check", config, "train.learnin_rate=1"]) == 2
+    assert "train.learnin_rate" in capsys.readouterr().err
+    assert fake_check == []
+
+
+def test_an_empty_section_is_shown_as_such() -> None:
+    assert list(as_lines({"dropped": {}, "kept": []})) == ["dropped  -", "kept     -"]
