@@ -156,28 +156,33 @@ def _override(source: _Source, text: str) -> _Finding | None:
         value = read_yaml(written).value
     except NotYaml as error:
         return _Finding(_LAST, where, f"{error} (put text with special characters in quotes)")
-    path = _put(source.values, parts, value)
-    if path is None:
-        return _Finding(_LAST, where, "the list in the file has no such item, counted from 0")
-    source.overridden[path] = key.strip()
+    try:
+        source.overridden[_put(source.values, parts, value)] = key.strip()
+    except LookupError as error:
+        return _Finding(_LAST, where, str(error.args[0]))
     return None
 
 
-def _put(container: Any, parts: list[str], value: Any) -> Path | None:
-    """Set ``value`` below ``container`` and return its path; None where a list has no such item."""
+def _put(container: Any, parts: list[str], value: Any) -> Path:
+    """Set ``value`` below ``container`` and return its path.
+
+    Raises:
+        LookupError: the key leads into a list that has no such item, or below a plain value.
+    """
     key: Any = parts[0]
     if isinstance(container, list):
         if not (key.isdecimal() and int(key) < len(container)):
-            return None
+            raise LookupError(f"the list has {len(container)} items, counted from 0, and no {key}")
         key = int(key)
     if len(parts) == 1:
         container[key] = value
         return (key,)
     inner = container[key] if isinstance(container, list) else container.get(key)
-    if not isinstance(inner, dict | list):
+    if inner is None:
         inner = container[key] = {}
-    below = _put(inner, parts[1:], value)
-    return None if below is None else (key, *below)
+    if not isinstance(inner, dict | list):
+        raise LookupError(f"{key} holds a value, so there is no {parts[1]} in it")
+    return (key, *_put(inner, parts[1:], value))
 
 
 def _placed(problem: Problem, source: _Source) -> _Finding:

@@ -269,7 +269,7 @@ class PpoConfig(StageConfig):
     """The prompts."""
 
     train: PpoTrain = PpoTrain()
-    """The optimiser, its schedule and its limits."""
+    """Optimiser, schedule and limits."""
 
     evaluate: PpoEvaluate = PpoEvaluate()
     """When held-out prompts are answered and scored."""
@@ -278,7 +278,7 @@ class PpoConfig(StageConfig):
     """When the training state is saved."""
 
     log: PpoLog = PpoLog()
-    """What is told while the run works."""
+    """What is told, how often and to whom."""
 
     reference: Text | None = None
     """The frozen policy that the KL penalty measures from; null is the starting policy."""
@@ -290,7 +290,7 @@ class PpoConfig(StageConfig):
     """The value network."""
 
     rollout: Rollout = Rollout()
-    """How answers are sampled."""
+    """How many answers are sampled, and how."""
 
     ppo: Ppo = Ppo()
     """Advantages and the clipped losses."""

@@ -50,8 +50,13 @@ class InvalidConfig(ConfigError):
 
 
 def problems_of(error: ValidationError, config: type[Section]) -> list[Problem]:
-    """Every finding of pydantic as a problem in our words."""
-    return [_problem(details, config) for details in error.errors()]
+    """Every finding of pydantic as a problem in our words.
+
+    A required key that is only mistyped is one problem, not an unknown and a missing one.
+    """
+    problems = [_problem(details, config) for details in error.errors()]
+    mistyped = {_meant(problem.path, config) for problem in problems if problem.at == "key"}
+    return [p for p in problems if p.at != "section" or p.path not in mistyped]
 
 
 def suggestion(word: str, known: list[str]) -> str:
@@ -105,15 +110,25 @@ def _problem(details: ErrorDetails, config: type[Section]) -> Problem:
 
 
 def _unknown_key(path: Path, config: type[Section]) -> str:
-    section = section_at(config, path[:-1])
-    known = list(section.model_fields) if section else []
+    meant = _meant(path, config)
+    if meant is None:
+        section = section_at(config, path[:-1])
+        return f"unknown key (known here: {', '.join(section.model_fields if section else ())})"
+    if meant[:-1] == path[:-1]:
+        return f"unknown key (did you mean {meant[-1]}?)"
+    outside = " outside of any section" if len(meant) == 1 else ""
+    return f"unknown key (did you mean {dotted(meant)}{outside}?)"
+
+
+def _meant(path: Path, config: type[Section]) -> Path | None:
+    """The key that an unknown one probably means: of that name elsewhere, or like it here."""
     name = str(path[-1])
     elsewhere = next((p for p in _key_paths(config, ()) if p[-1] == name), None)
     if elsewhere:
-        outside = " outside of any section" if len(elsewhere) == 1 else ""
-        return f"unknown key (did you mean {dotted(elsewhere)}{outside}?)"
-    near = suggestion(name, known)
-    return f"unknown key{near}" if near else f"unknown key (known here: {', '.join(known)})"
+        return elsewhere
+    section = section_at(config, path[:-1])
+    near = get_close_matches(name, section.model_fields if section else (), n=1)
+    return (*path[:-1], near[0]) if near else None
 
 
 def _key_paths(section: type[Section], prefix: Path) -> Iterator[Path]:

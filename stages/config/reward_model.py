@@ -101,7 +101,7 @@ class RewardModelConfig(StageConfig):
     """The rankings."""
 
     train: RewardTrain = RewardTrain()
-    """The optimiser, its schedule and its limits."""
+    """Optimiser, schedule and limits."""
 
     ranking: RankingLoss = RankingLoss()
     """The loss over the pairs of a ranking."""

@@ -47,7 +47,7 @@ class Supervised(Section):
     not say whether prompts carried loss."""
 
     pretrain: Pretrain = Pretrain()
-    """Pretraining documents mixed into the demonstrations."""
+    """Pretraining documents beside the demonstrations, for the model that ppo starts from."""
 
 
 class SftConfig(StageConfig):
@@ -64,10 +64,10 @@ class SftConfig(StageConfig):
     """The demonstrations."""
 
     train: SftTrain = SftTrain()
-    """The optimiser, its schedule and its limits."""
+    """Optimiser, schedule and limits."""
 
     sft: Supervised = Supervised()
-    """What the loss is taken on and how it is averaged."""
+    """The loss, and what is mixed into the demonstrations."""
 
     @model_validator(mode="after")
     def _preset_has_its_file(self) -> SftConfig:

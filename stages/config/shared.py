@@ -224,7 +224,7 @@ class StageConfig(Section):
     """Run folder that the stage writes."""
 
     train: Optimisation = Optimisation()
-    """The optimiser, its schedule and its limits."""
+    """Optimiser, schedule and limits."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; ``auto`` takes the best one that is there."""
@@ -242,7 +242,7 @@ class StageConfig(Section):
     """When the training state is saved."""
 
     log: Log = Log()
-    """What is told while the run works."""
+    """What is told, how often and to whom."""
 
     @model_validator(mode="after")
     def _keeps_the_input_model(self) -> StageConfig:
