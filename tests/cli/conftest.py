@@ -42,7 +42,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         "TRANSFORMERS_VERBOSITY",
         "TOKENIZERS_PARALLELISM",
     ):
-        monkeypatch.setenv(name, "set by the test")
+        monkeypatch.setenv(name, "")  # so that its end restores what was there, or was not
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
