@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from stages.functional.divergence import Estimator, kl_estimate
 from stages.functional.masking import masked, require_same_shape
@@ -112,6 +113,7 @@ def shape_rewards(
         Rewards and kl.
     """
     require_same_shape(mask, logp_old=logp_old, logp_ref=logp_ref)
+    require_same_shape(mask.any(dim=1), scores=scores)
     kl = kl_estimate(masked(logp_old, mask), masked(logp_ref, mask), estimator=estimator)
     landing = mask if position == "last" else after_last_mask(mask)
     slots = torch.arange(mask.shape[1], device=mask.device)
@@ -156,5 +158,4 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
 def _last_slot(mask: Tensor) -> Tensor:
     """``[B, 1]`` index of the last True of each row; −1 in an empty row."""
     slots = torch.arange(mask.shape[1], device=mask.device)
-    marked = torch.where(mask, slots, -1)
-    return torch.cat([torch.full_like(marked[:, :1], -1), marked], dim=1).amax(dim=1, keepdim=True)
+    return pad(torch.where(mask, slots, -1), (1, 0), value=-1).amax(dim=1, keepdim=True)

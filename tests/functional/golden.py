@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-FOLDER = Path(os.environ.get("RLHF_GOLDEN_DIR") or Path(__file__).parents[1] / "golden")
+SHIPPED = Path(__file__).parents[1] / "golden"
+FOLDER = Path(os.environ.get("RLHF_GOLDEN_DIR") or SHIPPED)
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 INTEGERS = {"labels", "input_ids", "ptx_ids", "segment_ids", "ranks", "end"}
@@ -111,6 +112,15 @@ def run(
         return [f"{case.id}: no adapter for {case.fn}"]
     got = adapters[case.fn](**tensors(case.inputs, DTYPES[precision]))
     return list(mismatches(case, got, precision))
+
+
+def mismatching(
+    cases: Iterable[Case], adapters: dict[str, Callable[..., dict[str, Any]]]
+) -> Iterator[str]:
+    """The mismatches of many cases in float64, as they are and padded further."""
+    for case in cases:
+        for padding in paddings_of(case):
+            yield from run(padded(case, padding), adapters, "float64")
 
 
 def _tensor(name: str, value: Any, dtype: torch.dtype) -> Any:
