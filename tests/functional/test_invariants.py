@@ -358,7 +358,7 @@ def test_invariant_13_coefficient_stays_where_the_kl_is_on_target(target: float)
 
 
 def test_slot_after_the_last_token_keeps_the_sum_of_the_rewards() -> None:
-    (old, ref, values), mask = inputs_of(torch.float64), mask_of(LENGTHS, WIDTH, "right")
+    (old, ref, _), mask = inputs_of(torch.float64), mask_of(LENGTHS, WIDTH, "right")
     scores = normal(len(LENGTHS), seed=11)
     sums = [
         shape_rewards(old, ref, mask, scores, kl_coef=0.1, position=position).rewards.sum(dim=1)

@@ -51,6 +51,10 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
 def kernels() -> list[Callable[..., Any]]:
     """Every public function of tensors; the guard of their shapes takes them by any name."""
     return [
@@ -60,7 +64,8 @@ def kernels() -> list[Callable[..., Any]]:
         if function.__module__ == module.__name__
         and not name.startswith("_")
         and any(
-            p.annotation == "Tensor" and p.kind is p.POSITIONAL_OR_KEYWORD for p in _of(function)
+            p.annotation == "Tensor" and p.kind is p.POSITIONAL_OR_KEYWORD
+            for p in parameters_of(function)
         )
         and name != "require_same_shape"
     ]
@@ -83,8 +88,8 @@ def arguments(kernel: Callable[..., Any]) -> tuple[list[Tensor], dict[str, Any]]
             return torch.randn(3, generator=generator)
         return torch.randn(MASK.shape, generator=generator)
 
-    positional = [p.name for p in _of(kernel) if p.kind is p.POSITIONAL_OR_KEYWORD]
-    named = [p.name for p in _of(kernel) if p.kind is p.KEYWORD_ONLY]
+    positional = [p.name for p in parameters_of(kernel) if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = [p.name for p in parameters_of(kernel) if p.kind is p.KEYWORD_ONLY]
     return [tensor(n) for n in positional], {n: OPTIONS[n] for n in named if n in OPTIONS}
 
 
@@ -107,7 +112,7 @@ def test_kernel_changes_no_argument(kernel: Callable[..., Any]) -> None:
 def test_hyperparameters_are_given_by_name_and_a_mask_has_no_default(
     kernel: Callable[..., Any],
 ) -> None:
-    for parameter in _of(kernel):
+    for parameter in parameters_of(kernel):
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             assert parameter.annotation == "Tensor", parameter
             assert parameter.default is parameter.empty, parameter
@@ -131,10 +136,6 @@ def test_module_reads_no_number_out_of_a_tensor_and_draws_none(module: ModuleTyp
     for node in ast.walk(_tree(module)):
         name = getattr(node, "attr", None) or getattr(node, "id", None)
         assert name not in forbidden, f"{module.__name__}: {name}"
-
-
-def _of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(function).parameters.values())
 
 
 def _tree(module: ModuleType) -> ast.Module:
