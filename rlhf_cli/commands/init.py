@@ -103,7 +103,7 @@ def _fill(folder: Path) -> None:
     (folder / "run.sh").chmod(0o755)
     generator = [sys.executable, str(folder / "tone_count.py"), "make", str(folder / "data")]
     subprocess.run(generator, check=True, stdout=subprocess.DEVNULL)
-    make_base(folder / "base", list(_texts(folder / "data")), SEED)
+    make_base(folder / "base", _texts(folder / "data"), seed=SEED)
 
 
 def _texts(data: Path) -> Iterator[str]:

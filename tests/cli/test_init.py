@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,8 +23,8 @@ def fake_base(fake_module: Callable[..., ModuleType]) -> list[Any]:
     """A base model that is one file."""
     calls: list[Any] = []
 
-    def make_base(folder: Path, texts: list[str], seed: int) -> None:
-        calls.append((texts, seed))
+    def make_base(folder: Path, texts: Iterable[str], *, seed: int) -> None:
+        calls.append(list(texts))
         folder.mkdir()
         (folder / "config.json").write_text("{}")
 
@@ -46,7 +46,7 @@ def test_tokenizer_learns_from_prompts_answers_and_plain_texts(
     fake_base: list[Any], tmp_path: Path
 ) -> None:
     assert main(["init", str(tmp_path / "p")]) == 0
-    ((texts, _),) = fake_base
+    (texts,) = fake_base
     first = json.loads((tmp_path / "p/data/demonstrations.jsonl").read_text().splitlines()[0])
     last = json.loads((tmp_path / "p/data/pretrain.jsonl").read_text().splitlines()[-1])
     assert texts[0] == first["prompt"] + first["response"]
@@ -88,7 +88,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path, capsys: An
 def test_a_failure_leaves_no_half_project(
     fake_module: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
-    def fail(folder: Path, texts: list[str], seed: int) -> None:
+    def fail(folder: Path, texts: Iterable[str], *, seed: int) -> None:
         raise MemoryError
 
     fake_module("stages.models.tiny", make_base=fail)
