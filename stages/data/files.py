@@ -91,15 +91,20 @@ def _open_raw(name: str) -> BinaryIO:
 
 
 def _lines(name: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines that are not blank, split at line feeds only: U+2028 may stand in a string."""
+    """Numbered lines that are not blank, without their ends."""
+    for number, line in _raw_lines(name):
+        if line.strip():
+            yield number, line.rstrip("\r\n")
+
+
+def _raw_lines(name: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines with their ends, split at line feeds only: U+2028 may stand in a string."""
     with _open_raw(name) as raw:
         stream: Any = gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
         try:
             for number, line in enumerate(stream, start=1):
                 data = line.removeprefix(_BOM) if number == 1 else line
-                text = _decode(data.rstrip(b"\r\n"), f"{name}:{number}")
-                if text.strip():
-                    yield number, text
+                yield number, _decode(data, f"{name}:{number}")
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
                 f"the compressed file is damaged: {error}", where=name, do="compress it again"
@@ -170,8 +175,9 @@ def _skip(text: str, position: int, blank: str) -> int:
 
 
 def _nothing_after(text: str, position: int, name: str) -> None:
-    if text[position:].strip():
-        line = 1 + text.count("\n", 0, position)
+    rest = _skip(text, position, " \t\n\r")
+    if rest < len(text):
+        line = 1 + text.count("\n", 0, rest)
         _broken(name, line, "text follows the closing bracket")
 
 
@@ -212,7 +218,7 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 def _csv(name: str) -> Iterator[Row]:
     csv.field_size_limit(1 << 30)
     delimiter = "\t" if ".tsv" in Path(name).suffixes else ","
-    reader = csv.reader(_csv_lines(name), delimiter=delimiter, strict=True)
+    reader = csv.reader((line for _, line in _raw_lines(name)), delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])
         line = reader.line_num + 1
@@ -223,14 +229,6 @@ def _csv(name: str) -> Iterator[Row]:
     except csv.Error as error:
         where = f"{name}:{reader.line_num}"
         raise DataError(f"broken CSV: {error}", where=where, do="repair this line") from error
-
-
-def _csv_lines(name: str) -> Iterator[str]:
-    """Every line with its end: a quoted cell may hold line feeds, and blank lines in them."""
-    opener: Any = gzip.open if name.endswith(".gz") else open
-    with opener(name, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            yield _decode(line.removeprefix(_BOM) if number == 1 else line, f"{name}:{number}")
 
 
 def _cells(header: list[str], cells: list[str], where: str) -> dict[str, str]:

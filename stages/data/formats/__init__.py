@@ -171,11 +171,10 @@ def choose(name: str, fields: Fields, where: str) -> Format:
     for entry in FORMATS.values():
         if entry.recognise(fields):
             return entry
-    known = "; ".join(f"{entry.name} ({entry.columns})" for entry in FORMATS.values())
     raise DataError(
         f"no known format has the columns {', '.join(map(str, fields)) or '(none)'}",
         where=where,
-        do=f"rename columns with data.columns, or use one of: {known}",
+        do="rename columns with data.columns; docs/data-formats.md lists those of each format",
     )
 
 
