@@ -139,13 +139,18 @@ def _scalar(node: ScalarNode) -> Any:
     if node.tag == _NULL:
         return None
     if node.tag in _TEXTS:
-        return text
+        return _joined(text)
     if node.tag not in _READERS:
         raise NotYaml(f"the tag {node.tag}, which a config has no use for", _mark(node.start_mark))
     try:
         return _READERS[node.tag](text)
     except (ValueError, KeyError):
         return text
+
+
+def _joined(text: str) -> str:
+    """The text with each pair of surrogates, as JSON escapes write them, as its one character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def _truth(text: str) -> bool:

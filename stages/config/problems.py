@@ -191,6 +191,10 @@ def _as_pydantic_says(details: ErrorDetails) -> str:
     return f"{details['msg']}, got {shown(details['input'])}"
 
 
+def _escaped(details: ErrorDetails) -> str:
+    return json.dumps(details["input"])
+
+
 def _length(details: ErrorDetails) -> str:
     context = details["ctx"]
     wanted = context.get("min_length", context.get("max_length"))
@@ -199,6 +203,7 @@ def _length(details: ErrorDetails) -> str:
 
 _OTHER: dict[str, Callable[[ErrorDetails], str]] = {
     "finite_number": lambda details: f"must be a finite number, got {shown(details['input'])}",
+    "string_unicode": lambda details: f"must be text of whole characters, got {_escaped(details)}",
     "string_too_short": lambda _: "must not be empty",
     "string_pattern_mismatch": lambda _: "must not contain a NUL character",
     "too_long": _length,

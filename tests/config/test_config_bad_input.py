@@ -156,6 +156,12 @@ CASES = {
     "list for text": (SFT.replace("model: m", "model: [a]"), "2:8", "model", ["got a list"]),
     "empty text": (SFT.replace("output: o", "output: ''"), "3:9", "output", ["empty"]),
     "NUL in a path": (SFT.replace("output: o", 'output: "a\\0b"'), "3:9", "output", ["NUL"]),
+    "half a character": (
+        SFT.replace("output: o", 'output: "\\ud800"'),
+        "3:9",
+        "output",
+        ["whole characters", '"\\ud800"'],
+    ),
     "on for a truth value": (
         SFT + "trust_remote_code: on\n",
         "6:20",

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -71,6 +71,7 @@ def _encodes(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
+@settings(deadline=None)
 @given(
     text=TEXT,
     names=st.dictionaries(TEXT, TEXT, max_size=3),

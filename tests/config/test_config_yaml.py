@@ -47,6 +47,7 @@ SFT = "stage: sft\nmodel: m\noutput: o\ndata: {train: d.jsonl}\n"
         ("!!str 5", "5"),
         ("!!int x", "x"),
         ("[0.9, [a]]", [0.9, ["a"]]),
+        (r'"\ud83d\ude00 \u2028"', "\U0001f600 \u2028"),
         ("{a: {b: 1}}", {"a": {"b": 1}}),
         ("hub:org/name:config@split", "hub:org/name:config@split"),
     ],
