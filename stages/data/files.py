@@ -125,8 +125,8 @@ def _text(name: str) -> Iterator[Row]:
 
 
 def _json(name: str) -> Iterator[Row]:
-    for number, line in _lines(name):
-        if line.lstrip().startswith("["):
+    for n, (number, line) in enumerate(_lines(name)):
+        if n == 0 and line.lstrip().startswith("["):
             yield from _array(name)
             return
         yield _row(_parse(line, f"{name}:{number}"), f"{name}:{number}")
@@ -141,7 +141,7 @@ def _row(value: object, where: str) -> Row:
 
 def _array(name: str) -> Iterator[Row]:
     """The objects of a file that is one JSON array, each with the line it starts on."""
-    text = "\n".join(_numbered(name))
+    text = "".join(line for _, line in _raw_lines(name))
     position, line = text.index("[") + 1, 1 + text.count("\n", 0, text.index("[") + 1)
     for n in count():
         start = _skip(text, position, " \t\n\r")
@@ -157,15 +157,6 @@ def _array(name: str) -> Iterator[Row]:
         line += text.count("\n", start, stop)
         position = stop
     return None
-
-
-def _numbered(name: str) -> Iterator[str]:
-    """All lines of a file, blank ones included, so that line numbers stay right."""
-    previous = 0
-    for number, line in _lines(name):
-        yield from [""] * (number - previous - 1)
-        yield line
-        previous = number
 
 
 def _skip(text: str, position: int, blank: str) -> int:

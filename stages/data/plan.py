@@ -10,13 +10,35 @@ import numpy as np
 from stages.seeds import seed_of
 
 
-@lru_cache(maxsize=4)
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
     """The permutation of n records in one epoch (read-only)."""
-    generator = np.random.Generator(np.random.PCG64(seed_of(seed, "order", epoch)))
+    return shuffled(n, seed, "order", epoch)
+
+
+@lru_cache(maxsize=8)
+def shuffled(n: int, seed: int, *key: str | int) -> np.ndarray:
+    """The permutation of n things that belongs to a key (read-only)."""
+    generator = np.random.Generator(np.random.PCG64(seed_of(seed, *key)))
     permutation = generator.permutation(n)
     permutation.setflags(write=False)
     return permutation
+
+
+def stream(n: int, seed: int, start: int, count: int, *, name: str = "order") -> np.ndarray:
+    """Records ``start … start + count − 1`` of an endless stream that is reordered every epoch.
+
+    Args:
+        n: number of records.
+        seed: the run's seed.
+        start: how many were taken before.
+        count: how many are taken now; more than n repeat.
+        name: which stream.
+
+    Returns:
+        Their indices.
+    """
+    positions = [divmod(p, n) for p in range(start, start + count)]
+    return np.array([shuffled(n, seed, name, e)[i] for e, i in positions], dtype=np.int64)
 
 
 def optimiser_batch(n: int, batch_size: int, seed: int, step: int) -> tuple[int, np.ndarray]:

@@ -80,7 +80,7 @@ def load_policy(source: str, loading: Loading) -> Network:
     """
     folder = model_folder(source)
     identity = _identity(source, folder)
-    config = _config(source, folder, loading)
+    config = _config(source, folder, loading.trust_remote_code)
     if _is_reward(identity, config):
         raise CheckpointError(
             "is a reward model, and a policy is needed here",
@@ -103,7 +103,7 @@ def load_reward(source: str, loading: Loading, *, kind: Kind = "reward") -> Netw
     """
     folder = model_folder(source)
     identity = _identity(source, folder)
-    config = _config(source, folder, loading)
+    config = _config(source, folder, loading.trust_remote_code)
     if not _is_reward(identity, config):
         raise CheckpointError(
             "has no reward head: it is a policy, and a reward model is needed here",
@@ -131,7 +131,7 @@ def with_fresh_head(source: str, loading: Loading, *, seed: int, kind: Kind = "r
     """
     folder = model_folder(source)
     _identity(source, folder)
-    config = _config(source, folder, loading)
+    config = _config(source, folder, loading.trust_remote_code)
     _require_head(config, source)
     config.num_labels = 1
     module = _from_pretrained(
@@ -147,10 +147,20 @@ def with_fresh_head(source: str, loading: Loading, *, seed: int, kind: Kind = "r
 
 def is_reward_model(source: str, *, trust_remote_code: bool = False) -> bool:
     """Whether a folder holds a reward model rather than a policy, from its files alone."""
+    identity = _identity(source, model_folder(source))
+    return _is_reward(identity, read_model_config(source, trust_remote_code))
+
+
+def read_model_config(source: str, trust_remote_code: bool) -> PreTrainedConfig:
+    """The transformers config of a run folder, model folder or hub id.
+
+    Raises:
+        CheckpointError: there is none.
+        ConfigError: it needs Python code of its own.
+    """
     folder = model_folder(source)
-    arithmetic = Arithmetic(torch.device("cpu"), torch.float32, None)
-    config = _config(source, folder, Loading(arithmetic, trust_remote_code))
-    return _is_reward(_identity(source, folder), config)
+    _identity(source, folder)
+    return _config(source, folder, trust_remote_code)
 
 
 def max_positions(config: PreTrainedConfig) -> int | None:
@@ -175,10 +185,10 @@ def _identity(source: str, folder: Path) -> Identity | None:
     return None
 
 
-def _config(source: str, folder: Path, loading: Loading) -> PreTrainedConfig:
+def _config(source: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(
-            _location(source, folder), trust_remote_code=loading.trust_remote_code
+            _location(source, folder), trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):

@@ -116,22 +116,16 @@ def save_model(
 
 def _card(identity: Identity, family: str) -> str:
     """A model card: what this is, what it was made from, how to load it."""
-    auto = (
-        "AutoModelForCausalLM"
-        if identity.kind == "policy"
-        else ("AutoModelForSequenceClassification")
-    )
-    score = (
-        ""
-        if identity.kind == "policy"
-        else f"\nscore = (logits - {identity.mean!r}) / {identity.std!r}, for prompt and answer with "
-        "its end token.\n"
-    )
+    auto = "AutoModelForCausalLM"
+    score = ""
+    if identity.kind != "policy":
+        auto = "AutoModelForSequenceClassification"
+        score = f"\nscore = (logits - {identity.mean!r}) / {identity.std!r}\n"
+    parent = identity.parent.get("path", "nothing")
     return (
         f"---\nlibrary_name: transformers\ntags: [rlhf, {identity.kind}]\n---\n"
         f"# {identity.kind} ({family})\n\n"
-        f"Made by `rlhf` in stage {identity.stage} from {identity.parent.get('path', 'nothing')}.\n"
-        f"{score}\n"
+        f"Made by `rlhf` in stage {identity.stage} from {parent}.\n{score}\n"
         f"```python\nfrom transformers import {auto}, AutoTokenizer\n\n"
         f"model = {auto}.from_pretrained(folder)\n"
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n```\n"

@@ -1,0 +1,202 @@
+"""Optimiser steps over a store of examples: the loop of the stages that learn from files.
+
+An optimiser batch is the same whatever the number of processes and the token budget: every process
+draws it, takes its share, cuts the share into micro-batches, and divides by the denominator of the
+whole batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.data.plan import micro_batches, share, steps_per_epoch
+from stages.errors import TrainingError
+from stages.runtime.optim import Trainee, apply, learning_rate_at, sum_gradients
+from stages.runtime.processes import World
+from stages.runtime.session import Metrics, Session
+from stages.seeds import seed_of
+
+T = TypeVar("T")
+
+
+class Task(Protocol):
+    """What a stage brings to the loop."""
+
+    trained: Trainee
+    loss_name: str
+    select_by: str
+
+    def records(self) -> int:
+        """Number of training records."""
+
+    def draw(self, step: int) -> tuple[list[Any], np.ndarray, int]:
+        """Items of an optimiser step, their lengths in tokens, and how many records they are."""
+
+    def denominator(self, items: Sequence[Any]) -> Tensor:
+        """What the loss of the whole optimiser batch is divided by."""
+
+    def loss(self, items: Sequence[Any], denominator: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """A micro-batch's share of the loss, and sums for ``describe``."""
+
+    def describe(self, sums: dict[str, float]) -> Metrics:
+        """Metrics of a step from its sums over micro-batches and processes."""
+
+    def evaluate(self) -> Metrics:
+        """Figures on the held-out records; none where nothing is held out."""
+
+    def publish(self, name: str, weights: dict[str, Tensor] | None = None) -> None:
+        """Write a finished model folder."""
+
+
+def total_steps(train: Any, records: int) -> int:
+    """Optimiser steps of the whole run: ``max_steps``, else whole epochs."""
+    return train.max_steps or train.epochs * steps_per_epoch(records, train.batch_size)
+
+
+def run_task(session: Session, task: Task) -> None:
+    """Train to the end: steps, log, evaluations, checkpoints; then the finished model folders."""
+    config, progress = session.config, session.progress
+    total = total_steps(config.train, task.records())
+    per_epoch = steps_per_epoch(task.records(), config.train.batch_size)
+    session.reporter.begin(config.stage, total=total, unit="step", done=progress.step)
+    if progress.step == 0:
+        _evaluate(session, task, per_epoch, publish=False)
+    while progress.step < total:
+        _train_step(session, task, total)
+        logged = None
+        if progress.step % config.log.every == 0 or progress.step == total:
+            epoch = progress.step / per_epoch
+            logged = session.log("train", progress.window.take(), epoch=round(epoch, 4))
+        session.reporter.advance(progress.step, logged)
+        if progress.step % (config.evaluate.every or per_epoch) == 0 or progress.step == total:
+            _evaluate(session, task, per_epoch, publish=True)
+        if progress.step % config.checkpoint.every == 0 and progress.step < total:
+            session.save()
+        if progress.step < total:
+            session.stop_if_asked()
+    session.save()
+    _publish_last(session, task)
+    session.reporter.end()
+
+
+def accumulate(
+    items: Sequence[T],
+    lengths: np.ndarray,
+    *,
+    world: World,
+    budget: int,
+    backward: Callable[[list[T]], dict[str, Tensor]],
+) -> dict[str, float]:
+    """Run one optimiser batch: this process's share, micro-batch by micro-batch.
+
+    Args:
+        items: the whole optimiser batch.
+        lengths: tokens of each item.
+        world: the processes.
+        budget: tokens per micro-batch.
+        backward: computes a micro-batch's loss, back-propagates it and returns sums.
+
+    Returns:
+        The sums over all micro-batches of all processes.
+    """
+    mine = share(lengths, world.rank, world.size)
+    totals: dict[str, Tensor] = {}
+    for chosen in micro_batches(lengths[mine], budget):
+        for name, value in backward([items[mine[n]] for n in chosen]).items():
+            totals[name] = totals.get(name, torch.zeros(())) + value.detach().cpu()
+    parts = world.gather([{name: float(value) for name, value in totals.items()}])
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+
+
+def require_finite(value: float, *, what: str) -> None:
+    """A guard: the run stops before a broken number reaches the weights.
+
+    Raises:
+        TrainingError: the number is not finite.
+    """
+    if not np.isfinite(value):
+        raise TrainingError(
+            f"{what} is {value}",
+            do="lower train.learning_rate, or look at the data of this step; the state before it "
+            "is saved",
+        )
+
+
+def seed_dropout(session: Session) -> None:
+    """Seed the generators that dropout draws from, for the coming optimiser step."""
+    key = ("dropout", session.progress.step, session.world.rank)
+    torch.manual_seed(seed_of(session.config.seed, *key))
+
+
+def _train_step(session: Session, task: Task, total: int) -> None:
+    """One optimiser step on the whole optimiser batch."""
+    started = time.perf_counter()
+    config, progress = session.config, session.progress
+    items, lengths, records = task.draw(progress.step)
+    denominator = task.denominator(items).to(session.arithmetic.device)
+    seed_dropout(session)
+    task.trained.network.module.train()
+
+    def backward(micro_batch: list[Any]) -> dict[str, Tensor]:
+        loss, sums = task.loss(micro_batch, denominator)
+        loss.backward()
+        return {task.loss_name: loss, **sums}
+
+    sums = accumulate(
+        items,
+        lengths,
+        world=session.world,
+        budget=config.train.tokens_per_micro_batch,
+        backward=backward,
+    )
+    what = f"step {progress.step + 1}, {task.loss_name}"
+    loss = sums.pop(task.loss_name)
+    lr = learning_rate_at(config.train, progress.step, total, peak=config.train.learning_rate)
+    try:
+        require_finite(loss, what=what)
+        sum_gradients(task.trained, session.world)
+        norm = apply(task.trained, lr=lr, what=what)
+    except TrainingError:
+        task.trained.adam.zero_grad(set_to_none=True)
+        session.save()
+        raise
+    seconds = time.perf_counter() - started
+    progress.step += 1
+    progress.records += records
+    metrics = {task.loss_name: loss, **task.describe(sums)}
+    metrics |= {"optim/lr": lr, "optim/grad_norm": norm, "time/train": seconds}
+    metrics["time/tokens_per_second"] = float(lengths.sum()) / seconds
+    progress.window.add(metrics)
+
+
+def _evaluate(session: Session, task: Task, per_epoch: int, *, publish: bool) -> None:
+    """Held-out figures; a new best is published at once."""
+    figures = task.evaluate()
+    if not figures:
+        return
+    epoch = session.progress.step / per_epoch
+    row = session.log("eval", figures, epoch=round(epoch, 4))
+    session.reporter.advance(session.progress.step, row)
+    if publish and session.select(task.select_by, row[task.select_by]):
+        task.publish("model")
+
+
+def _publish_last(session: Session, task: Task) -> None:
+    """The model of the last step: as ``model`` where nothing was selected, else as ``last``."""
+    selected = session.progress.selected
+    if selected is None:
+        task.publish("model")
+        session.progress.selected = {"step": session.progress.step, "by": "last", "value": None}
+    elif selected["step"] != session.progress.step:
+        task.publish("last")
+    else:
+        session.drop("last")
+    if task.trained.average is not None:
+        task.publish("model_ema", task.trained.average)

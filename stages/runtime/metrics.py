@@ -1,0 +1,56 @@
+"""``metrics.jsonl``: one object per logged row, and the means it is made of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Window:
+    """The mean of each metric since the last logged row; undefined values are left out."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics of one step."""
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                self.sums[name] = self.sums.get(name, 0.0) + value
+                self.counts[name] = self.counts.get(name, 0) + 1
+
+    def take(self) -> dict[str, float]:
+        """The means, and start anew."""
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
+        return means
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Add one row to a JSON-lines file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Keep the rows up to an optimiser step; a torn last line goes as well."""
+    if not path.is_file():
+        return
+    kept = [line for line in path.read_bytes().splitlines(keepends=True) if _until(line, step)]
+    temporary = path.with_name(f".tmp-{path.name}")
+    temporary.write_bytes(b"".join(kept))
+    temporary.replace(path)
+
+
+def _until(line: bytes, step: int) -> bool:
+    try:
+        return line.endswith(b"\n") and int(json.loads(line)["step"]) <= step
+    except (ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,195 @@
+"""The run folder: who may write into it, ``run.json``, and finished model folders.
+
+Folders that the next stage reads (``model/``, ``critic/``, …) are written beside their place and
+renamed into it, so that each is whole or the one before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+from stages.errors import CheckpointError, ConfigError
+from stages.runtime.checkpoint import digest, flush
+
+FILES = ("run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", ".lock")
+FOLDERS = ("model", "last", "model_ema", "critic", "checkpoints", "trackers", "cache")
+MODELS = ("model", "last", "model_ema", "critic")
+VERSIONS = ("rlhf-cli", "torch", "transformers", "accelerate", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a stage came to: the JSON object that the command prints."""
+
+    stage: str
+    status: str
+    output: str
+    model: str
+    step: int
+    selected: dict[str, Any] | None
+    metrics: dict[str, float]
+    seconds: float
+    next: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; the lock dies with it.
+
+    Raises:
+        ConfigError: another run holds it, or it cannot be written.
+    """
+    file = _open_lock(folder)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ConfigError(
+            "another run is writing into this folder",
+            where=f"output: {folder}",
+            do="wait for it, or give output another folder",
+        ) from None
+    with file:
+        yield
+
+
+def _open_lock(folder: Path) -> TextIO:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"the folder cannot be written ({error.strerror})",
+            where=f"output: {folder}",
+            do="give output a folder that this user may write into",
+        ) from None
+
+
+def occupied(folder: Path) -> bool:
+    """Whether the folder holds anything besides the lock."""
+    return folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir())
+
+
+def clear(folder: Path) -> None:
+    """Delete what this tool writes into a run folder, and nothing else."""
+    for name in FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for path in [*folder.glob(".tmp-*"), *folder.glob(".old-*")]:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+    for name in FILES:
+        if name != ".lock":
+            (folder / name).unlink(missing_ok=True)
+
+
+def mend(folder: Path) -> None:
+    """Finish a replacement of a model folder that a kill interrupted; drop half-written ones."""
+    for name in MODELS:
+        old, new = folder / f".old-{name}", folder / name
+        if old.is_dir() and not new.exists():
+            old.rename(new)
+        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(folder / f".tmp-{name}", ignore_errors=True)
+
+
+def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
+    """Write a model folder beside its place, flush it, and put it there.
+
+    Args:
+        folder: the run folder.
+        name: such as ``model``.
+        write: fills the empty folder it is given.
+
+    Returns:
+        The finished folder.
+    """
+    target, temporary, old = folder / name, folder / f".tmp-{name}", folder / f".old-{name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    write(temporary)
+    flush([*(path for path in temporary.rglob("*") if path.is_file()), temporary])
+    if target.exists():
+        target.rename(old)
+    temporary.rename(target)
+    flush([folder])
+    shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    flush([temporary])
+    os.replace(temporary, path)
+
+
+def write_run(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write ``run.json``."""
+    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(folder / "run.json", text + "\n")
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """``run.json``, or None where there is none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    path = folder / "run.json"
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(
+            f"cannot be read ({error})",
+            where=str(path),
+            do="start the run anew with --overwrite",
+        ) from None
+
+
+def hash_of(values: object) -> str:
+    """A hash of anything that JSON can hold."""
+    return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def weights_hash(folder: Path) -> str:
+    """A hash of a model folder's weights; empty for a model that is not a local folder."""
+    files = sorted(folder.glob("*.safetensors"))
+    return hash_of([[file.name, digest(file)] for file in files]) if files else ""
+
+
+def surroundings() -> dict[str, Any]:
+    """Versions and source revision, for ``run.json``."""
+    versions = {name: version(name) for name in VERSIONS}
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "git": _revision(),
+        "cwd": os.getcwd(),
+    }
+
+
+def _revision() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None
