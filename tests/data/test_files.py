@@ -86,6 +86,7 @@ DEEP = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         ("f.jsonl", b'{"a": 1}\n{"a": \n{"a": 3}\n', 2, "broken JSON"),
         ("f.jsonl", b'{"a": 1}\n{"a": 1} {"a": 2}\n', 2, "more text follows"),
         ("f.jsonl", b'{"a": 1}\n"text"\n', 2, "must be an object"),
+        ("f.jsonl", b'{"a": 1}\n[{"a": 1}]\n', 2, "must be an object"),
         ("f.jsonl", b'{"a": "\xff"}\n', 1, "byte 8 of the line"),
         ("f.jsonl", '{"a": "é"}\n'.encode("utf-16"), 1, "not UTF-8"),
         ("f.jsonl", b'{"a": NaN}\n', 1, "not a finite number"),
