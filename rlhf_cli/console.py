@@ -214,9 +214,9 @@ class _Phase:
         self.start = time.monotonic()
 
     def position(self, done: int) -> str:
-        """Such as ``sft: step 10/400``."""
+        """Such as ``sft: 10/400 steps``."""
         extent = "" if self.total is None else f"/{self.total}"
-        return f"{self.what}: {self.unit} {done}{extent}"
+        return f"{self.what}: {done}{extent} {self.unit}"
 
     def remaining(self, done: int) -> str:
         """The time the rest will take at the speed so far, where there is a rest."""

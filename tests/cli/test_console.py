@@ -29,7 +29,7 @@ def exercise(reporter: console.ConsoleReporter) -> None:
     with reporter:
         reporter.note(HOSTILE)
         reporter.warn(HOSTILE)
-        reporter.begin("sft", total=20, unit="step")
+        reporter.begin("sft", total=20, unit="steps")
         reporter.advance(5)
         reporter.advance(10, {"loss/sft": 2.3456789, "optim/lr": 1e-5, console.SPEED: 420.4})
         reporter.table("samples " + HOSTILE, ["prompt", "score"], [[HOSTILE, "1.5"]])
@@ -45,26 +45,26 @@ def test_plain_lines_hold_no_control_characters() -> None:
 def test_plain_reporter_writes_one_line_per_logged_row() -> None:
     stream = io.StringIO()
     reporter = PlainReporter(stream)
-    reporter.begin("ppo", total=4, unit="iteration")
+    reporter.begin("ppo", total=4, unit="iterations")
     for done in (1, 2, 3):
         reporter.advance(done, {"objective/kl": done / 2} if done != 2 else None)
     reporter.advance(4, {"objective/score": 1.25, "objective/kl": 2.0, "policy/ratio": 1.0})
     reporter.end()
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "ppo: 4 iteration"
-    assert lines[1].startswith("ppo: iteration 1/4  objective/kl 0.5  eta ")
-    assert lines[3] == "ppo: iteration 4/4  objective/score 1.25  objective/kl 2"
+    assert lines[0] == "ppo: 4 iterations"
+    assert lines[1].startswith("ppo: 1/4 iterations  objective/kl 0.5  eta ")
+    assert lines[3] == "ppo: 4/4 iterations  objective/score 1.25  objective/kl 2"
     assert len(lines) == 4
 
 
 def test_inner_phase_gives_way_to_the_outer_one() -> None:
     stream = io.StringIO()
     reporter = PlainReporter(stream)
-    reporter.begin("sft", total=2, unit="step")
+    reporter.begin("sft", total=2, unit="steps")
     reporter.begin("evaluate", total=1, unit="batch")
     reporter.end()
     reporter.advance(2, {"loss/sft": 1.0})
-    assert stream.getvalue().splitlines()[-1] == "sft: step 2/2  loss/sft 1"
+    assert stream.getvalue().splitlines()[-1] == "sft: 2/2 steps  loss/sft 1"
 
 
 def test_quiet_reporter_says_warnings_only() -> None:
@@ -94,7 +94,7 @@ def test_terminal_is_restored_when_a_stage_fails(monkeypatch: pytest.MonkeyPatch
     stream = Terminal()
     reporter = TerminalReporter(stream)
     with contextlib.suppress(RuntimeError), reporter:
-        reporter.begin("sft", total=2, unit="step")
+        reporter.begin("sft", total=2, unit="steps")
         raise RuntimeError
     assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")
 

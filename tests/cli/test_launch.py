@@ -180,16 +180,18 @@ SAVES_ON_SIGNAL = """
 
 
 def interrupt(command: list[str], folder: Path, signum: int) -> int:
-    """Start a launcher in a process of its own, send it a signal, and return its exit code."""
+    """Start a launcher, signal its whole group as a terminal does, and return its exit code."""
     script = (
-        f"from rlhf_cli.launch import launch; raise SystemExit(launch([], 2, command={command!r}))"
+        "import sys; from rlhf_cli import launch\n"
+        "launch.PATIENCE = 0.2\n"
+        f"sys.exit(launch.launch([], 2, command={command!r}))"
     )
-    launcher = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    launcher = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True)
     deadline = time.monotonic() + 60
     while not all((folder / f"ready{rank}").exists() for rank in range(2)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    launcher.send_signal(signum)
+    os.killpg(launcher.pid, signum)
     return launcher.wait(timeout=60)
 
 
