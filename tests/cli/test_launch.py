@@ -219,3 +219,18 @@ def test_a_world_of_real_command_lines_reports_a_bad_config_once(tmp_path: Path)
     )
     assert ended.returncode == 2
     assert ended.stderr.count("error:") == 1
+
+
+def test_a_failed_process_of_a_world_ends_at_once_whatever_still_runs_in_it() -> None:
+    script = (
+        "import threading, time; from rlhf_cli import __main__ as program\n"
+        "threading.Thread(target=time.sleep, args=(120,)).start()\n"
+        "program.main = lambda argv: 3\n"
+        "program.run()"
+    )
+    environment = {**os.environ, launch_module.LAUNCHED: "1"}
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment)
+    try:
+        assert process.wait(timeout=60) == 3
+    finally:
+        process.kill()
