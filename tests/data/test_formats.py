@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
+from stages.config import shared
 from stages.data import formats
 from stages.data.records import Document, Message, Prompt, Ranking, Response, Row, Useless
 from stages.errors import ConfigError, DataError
@@ -399,3 +404,13 @@ def test_a_field_that_a_later_line_lacks_is_named():
 def test_labels_that_no_stage_reads_are_refused_with_an_explanation(row, what):
     with pytest.raises(DataError, match=what):
         read(row)
+
+
+def test_the_documentation_lists_every_format_in_the_order_of_recognition():
+    table = (Path(__file__).parents[2] / "docs" / "data-formats.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| .* \| (?:rankings|dem|prompts|doc)", table, re.MULTILINE)
+    assert listed == list(formats.FORMATS)
+
+
+def test_the_config_admits_every_format():
+    assert set(get_args(shared.Format)) == {"auto", *formats.FORMATS}

@@ -23,7 +23,7 @@ def test_the_next_epoch_has_another_order():
 
 def test_the_order_is_a_function_of_its_counters_alone():
     before = list(plan.order(50, 3, 7))
-    plan.order.cache_clear()
+    plan.shuffled.cache_clear()
     np.random.default_rng().random()
     assert list(plan.order(50, 3, 7)) == before
 
@@ -57,3 +57,10 @@ def test_shares_have_about_the_same_number_of_tokens():
     lengths = [100, 1, 1, 98, 50, 50]
     loads = [sum(lengths[n] for n in plan.share(lengths, rank, 2)) for rank in (0, 1)]
     assert loads == [150, 150]
+
+
+def test_a_stream_runs_through_one_order_after_another():
+    whole = [*plan.order(5, 3, 0), *plan.order(5, 3, 1), *plan.order(5, 3, 2)]
+    assert list(plan.stream(5, 3, 0, 15)) == whole
+    assert list(plan.stream(5, 3, 4, 7)) == whole[4:11]
+    assert list(plan.stream(50, 3, 0, 50, name="ptx order")) != list(plan.stream(50, 3, 0, 50))
