@@ -48,9 +48,6 @@ def doubles(values: list) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-# Masking
-
-
 def test_mean_over_nothing_is_undefined_and_sum_is_zero() -> None:
     assert masked_sum(GARBAGE, NOTHING) == 0
     assert masked_mean(GARBAGE, NOTHING).isnan()
@@ -126,9 +123,6 @@ def test_shapes_that_differ_are_refused_by_name() -> None:
         per_prompt_loss(torch.ones(2, 3), torch.ones(2, 3), mask, margin=torch.ones(3, 3))
 
 
-# Log-probabilities and divergences
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_give_float32_log_probabilities(dtype: torch.dtype) -> None:
     logits = torch.linspace(-2, 2, 24).view(1, 4, 6).to(dtype)
@@ -163,12 +157,18 @@ def test_estimators_average_to_the_exact_divergence() -> None:
         torch.testing.assert_close(expectation, exact_kl(p, q), rtol=1e-12, atol=0.0)
 
 
+def test_estimates_of_a_token_twice_as_likely_by_hand() -> None:
+    logp, logp_other = doubles([math.log(0.5)]), doubles([math.log(0.25)])
+    ln2 = math.log(2)
+    expected = {"k1": ln2, "k2": ln2**2 / 2, "k3": 0.5 - 1 + ln2}
+    for estimator, number in expected.items():
+        estimate = kl_estimate(logp, logp_other, estimator=estimator)
+        assert estimate.item() == pytest.approx(number, rel=1e-12)
+
+
 def test_unknown_estimator_is_refused() -> None:
     with pytest.raises(ValueError, match="k4"):
         kl_estimate(torch.zeros(1), torch.zeros(1), estimator="k4")
-
-
-# Rewards and advantages
 
 
 def test_score_rules_come_in_order() -> None:
@@ -215,15 +215,18 @@ def test_lambda_zero_gives_the_temporal_difference() -> None:
     assert estimate.advantages[0].tolist() == pytest.approx(delta, rel=1e-12)
 
 
+def test_advantages_decay_with_gamma_times_lambda() -> None:
+    rewards = doubles([[0.0, 0.0, 1.0]])
+    estimate = gae(rewards, torch.zeros_like(rewards), bools([1, 1, 1]), gamma=0.5, lam=0.4)
+    assert estimate.advantages[0].tolist() == pytest.approx([0.04, 0.2, 1.0], rel=1e-12)
+
+
 def test_advantages_of_a_batch_without_a_column() -> None:
     nothing = torch.zeros(3, 0)
     estimate = gae(nothing, nothing, nothing.bool(), gamma=1.0, lam=0.95)
     assert estimate.advantages.shape == estimate.returns.shape == (3, 0)
     rewards, _ = shape_rewards(nothing, nothing, nothing.bool(), torch.zeros(3), kl_coef=0.1)
     assert rewards.shape == (3, 0)
-
-
-# Policy and value
 
 
 def test_gradient_vanishes_only_where_the_clip_stops_an_improvement() -> None:
@@ -236,6 +239,21 @@ def test_gradient_vanishes_only_where_the_clip_stops_an_improvement() -> None:
     assert loss.item() == pytest.approx(-1.2 - 0.5 + 1.5 + 0.8, rel=1e-12)
     gradient = torch.autograd.grad(loss, logp)[0]
     assert gradient[0].tolist() == pytest.approx([0.0, -0.5, 1.5, 0.0], rel=1e-12)
+
+
+def test_clip_range_may_differ_upwards_and_downwards() -> None:
+    logp, advantages = doubles([[2.0, 0.5]]).log(), doubles([[1.0, -1.0]])
+    loss = policy_loss(
+        logp, torch.zeros_like(logp), advantages, bools([1, 1]),
+        clip_low=0.1, clip_high=0.3, denominator=torch.tensor(1.0), **TOKEN_MEAN,
+    )  # fmt: skip
+    assert loss.item() == pytest.approx(-1.3 + 0.9, rel=1e-12)
+
+
+def test_supervised_loss_is_the_surprise_of_the_targets() -> None:
+    logp = doubles([[math.log(0.5), math.log(0.25), math.nan]])
+    loss = sft_loss(logp, bools([1, 1, 0]), denominator=torch.tensor(2.0), **TOKEN_MEAN)
+    assert loss.item() == pytest.approx(1.5 * math.log(2), rel=1e-12)
 
 
 def test_unchanged_policy_has_no_divergence_and_minus_the_advantage_as_loss() -> None:
@@ -277,9 +295,6 @@ def test_explained_variance_is_undefined_for_returns_that_do_not_vary() -> None:
     assert explained_variance(values, values, mask) == 1
     assert explained_variance(values, -values, mask).item() == pytest.approx(-3.0, rel=1e-6)
     assert explained_variance(GARBAGE, GARBAGE, NOTHING).isnan()
-
-
-# Ranking
 
 
 def ranking(scores: Tensor, ranks: Tensor, mask: Tensor, **options: object) -> Tensor:
@@ -327,6 +342,15 @@ def test_kept_tie_of_two_adds_half_of_both_orders() -> None:
     assert loss.item() == pytest.approx(sum(both) / 2, rel=1e-12)
 
 
+def test_pairs_may_be_counted_as_k_choose_two() -> None:
+    scores, ranks, mask = doubles([[0.0, 0.0, 0.0]]), torch.tensor([[1, 2, 2]]), bools([1, 1, 1])
+    assert ranking(scores, ranks, mask).item() == pytest.approx(math.log(2), rel=1e-12)
+    fewer = ranking(scores, ranks, mask, pair_denominator="choose2")
+    assert fewer.item() == pytest.approx(math.log(2) * 2 / 3, rel=1e-12)
+    tied = ranking(scores, ranks, mask, ties="half", reduction="pair_mean")
+    assert tied.item() == pytest.approx(math.log(2), rel=1e-12)
+
+
 def test_margin_by_rank_grows_with_the_gap() -> None:
     scores, ranks, mask = doubles([[0.9, 0.5, 0.1]]), torch.tensor([[1, 2, 4]]), bools([1, 1, 1])
     margins = rank_margins(ranks, per_rank=0.1)
@@ -370,9 +394,6 @@ def test_normalisation_of_equal_scores_keeps_their_scale() -> None:
     assert (mean, std) == (torch.tensor(0.3), 1)
     mean, std = normalise_by_mean(doubles([1.0, 2.0, 6.0]))
     assert (mean, std) == (3, 1)
-
-
-# Control
 
 
 def test_warm_up_of_one_step_is_a_tenth_of_the_peak() -> None:
