@@ -44,6 +44,7 @@ class TerminalReporter(MuteReporter):
             refresh_per_second=4,
         )
         self.tasks: list[TaskID] = []
+        self.latest: list[dict[str, float]] = []
 
     def __exit__(
         self,
@@ -68,15 +69,15 @@ class TerminalReporter(MuteReporter):
             clean(what), total=total, completed=done, unit=clean(unit), figures=""
         )
         self.tasks.append(task)
+        self.latest.append({})
         self.progress.start()
 
     def advance(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Move the innermost bar and refresh its figures."""
-        if not self.tasks:
-            return
-        self.progress.update(self.tasks[-1], completed=done)
-        if metrics:
-            self.progress.update(self.tasks[-1], figures=_in_short(metrics))
+        """Move the innermost bar; its figures stay until newer ones come."""
+        if self.tasks:
+            self.latest[-1].update(metrics or {})
+            shown = _in_short(self.latest[-1])
+            self.progress.update(self.tasks[-1], completed=done, figures=shown)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table above the bars; its cells are shown as they are, not as markup."""
@@ -88,11 +89,14 @@ class TerminalReporter(MuteReporter):
         self.console.print(table)
 
     def end(self) -> None:
-        """The innermost bar stays as it is; the display ends with the last one."""
-        if self.tasks:
-            self.progress.stop_task(self.tasks.pop())
+        """The innermost bar goes; the last frame of the outermost one stays on the screen."""
+        if not self.tasks:
+            return
+        task = self.tasks.pop()
+        self.latest.pop()
         if not self.tasks:
             self.progress.stop()
+        self.progress.remove_task(task)
 
 
 def _in_short(metrics: Mapping[str, float]) -> str:

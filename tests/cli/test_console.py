@@ -89,6 +89,33 @@ def test_terminal_shows_the_figures_and_restores_the_cursor(
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
 
 
+def test_a_finished_phase_is_not_drawn_again_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with TerminalReporter(stream) as reporter:
+        reporter.begin("reading", total=1, unit="files")
+        reporter.end()
+        first = len(stream.getvalue())
+        reporter.begin("training", total=1, unit="steps")
+        reporter.end()
+    assert "reading" in stream.getvalue()[:first]
+    assert "training" in stream.getvalue()[first:]
+    assert "reading" not in stream.getvalue()[first:]
+
+
+def test_figures_stay_on_the_bar_until_newer_ones_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    stream = Terminal()
+    with TerminalReporter(stream) as reporter:
+        reporter.begin("sft", total=20, unit="steps")
+        reporter.advance(10, {"loss/sft": 2.5})
+        reporter.advance(11)
+        reporter.advance(12, {"eval/loss": 2.25})
+        reporter.end()
+    assert "loss 2.5 · eval/loss 2.25" in stream.getvalue()
+
+
 def test_terminal_is_restored_when_a_stage_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
