@@ -100,6 +100,12 @@ class GroupBatch:
     margins: Tensor | None
 
 
+def behind(prompt: Ids, answer: Ids) -> Example:
+    """An answer behind its prompt; every answer token is a target."""
+    ids = np.concatenate([prompt, answer])
+    return Example(ids, np.arange(len(prompt), len(ids)))
+
+
 def pack(examples: Sequence[Example]) -> Batch:
     """Lay B sequences end to end in one row, each a segment of its own."""
     lengths = [len(example.ids) for example in examples]

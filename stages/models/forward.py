@@ -85,10 +85,10 @@ def scores(network: Network, batch: Batch) -> Tensor:
 def hidden_states(network: Network, row: PackedRow) -> Tensor:
     """Final hidden states ``[N, H]`` of the row's tokens, whatever layout the network bears."""
     if network.mode == "tree":
-        return run_row(network, row, Segments(row.segments))
+        return run_row(network, row, Segments(row.segments, row.ids.device))
     flat, index = separate(row)
     if network.mode == "packed":
-        return run_row(network, flat, Segments(flat.segments))[index]
+        return run_row(network, flat, Segments(flat.segments, row.ids.device))[index]
     ids, mask, place = pad(flat)
     out = network.backbone(
         input_ids=ids,

@@ -191,7 +191,7 @@ def _prefill(network: Network, prompts: Sequence[Ids]) -> tuple[Cache, Tensor]:
     columns = torch.arange(int(lengths.max()), device=network.device)
     source = torch.where(columns < lengths[:, None], starts[:, None] + columns, 0)
     cache = Cache(source, lengths, network.compute)
-    hidden = run_row(network, batch.row, Segments(batch.row.segments, cache))
+    hidden = run_row(network, batch.row, Segments(batch.row.segments, network.device, cache))
     return cache, hidden[starts + lengths - 1]
 
 

@@ -100,7 +100,7 @@ def _decodes(network: Network, row: PackedRow, own: torch.Tensor, dtype: torch.d
     )
     source = torch.tensor([[0, 1, 2, 3, 0], [4, 5, 6, 7, 8]])
     cache = Cache(source, torch.tensor([4, 5]))
-    run_row(network, packed, Segments(packed.segments, cache))
+    run_row(network, packed, Segments(packed.segments, flat.ids.device, cache))
     for step in range(2):
         at = torch.tensor([prompt.stop + step for prompt in prompts])
         if not _equal(run_step(network, flat.ids[at], cache), expected[at], dtype):

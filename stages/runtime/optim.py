@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -181,6 +182,20 @@ def load_weights(trained: Trainee, tensors: Mapping[str, Tensor]) -> None:
                 do="resume with the model that the run was started with",
             )
         p.copy_(tensors[name])
+
+
+@contextmanager
+def swapped(trained: Trainee, tensors: Mapping[str, Tensor] | None) -> Iterator[None]:
+    """Other weights in the network for a while, such as their average; None changes nothing."""
+    if tensors is None:
+        yield
+        return
+    kept = {name: p.clone() for name, p in weights(trained).items()}
+    load_weights(trained, tensors)
+    try:
+        yield
+    finally:
+        load_weights(trained, kept)
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:

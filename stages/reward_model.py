@@ -1,0 +1,362 @@
+"""Stage 2, ``rlhf train-rm``: a reward model from rankings of K answers (Ouyang et al. 2022, §3.5).
+
+    L = mean over prompts of  -(1/|P|) Σ_{(w,l)∈P} log σ(s_w - s_l)                       (Eq. 1)
+
+All pairs P of a prompt's K answers are one batch element, and each answer is read once: a
+micro-batch is a row of trees in which the K answers share their prompt. Afterwards the scores are
+shifted so that demonstrations average 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.batch import Example, Group, GroupBatch, behind, pack, pack_groups
+from stages.config import RewardModelConfig
+from stages.data import store
+from stages.data.plan import micro_batches, optimiser_batch, share
+from stages.data.store import LoadSpec, Store
+from stages.errors import ConfigError
+from stages.functional import ranking
+from stages.models import generate
+from stages.models.forward import scores
+from stages.models.load import is_reward_model, load_policy, load_reward, with_fresh_head
+from stages.models.network import Network
+from stages.models.save import save_model
+from stages.runtime import start
+from stages.runtime.loop import run_task
+from stages.runtime.optim import Trainee, swapped, trainee
+from stages.runtime.reporter import Reporter
+from stages.runtime.run_dir import Result
+from stages.runtime.session import Metrics, Session, begin, opened, require_parents, storage_dtype
+
+CHUNK = 64  # held-out rankings planned together
+
+
+def run(
+    config: RewardModelConfig, reporter: Reporter, *, resume: bool = False, overwrite: bool = False
+) -> Result:
+    """Train a reward model on rankings and write the run folder.
+
+    Args:
+        config: the resolved config.
+        reporter: hears about the progress.
+        resume: continue from the newest checkpoint, or start where there is none.
+        overwrite: replace what an earlier run left in the output folder.
+
+    Returns:
+        What the run came to.
+    """
+    with opened(config, reporter, resume=resume, overwrite=overwrite) as session:
+        return session.done or _train(session, config)
+
+
+def _train(session: Session, config: RewardModelConfig) -> Result:
+    # 1. Text, data and model; a policy gets a fresh head, a reward model goes on with its own.
+    text = start.text_of(config)
+    positions = start.positions_of(config)
+    splits = load_data(session, config, text, positions)
+    loading = start.loading_of(session)
+    if is_reward_model(config.model, trust_remote_code=config.trust_remote_code):
+        reward = load_reward(config.model, loading)
+        # The loss does not see the shift; it is measured anew when training is over.
+        reward.mean, reward.std = 0.0, 1.0
+    else:
+        reward = with_fresh_head(config.model, loading, seed=config.seed)
+    start.adopt(reward, text)
+    session.reporter.note(text.pad_how)
+    start.say_layout(session, reward, "model")
+    normaliser = Normaliser(session, config, text, splits.train, positions)
+    require_parents(session, [start.parent("model", config.model), *normaliser.parents()])
+    session.facts["data"] = splits.report.rows()
+    begin(session)
+
+    # 2. Steps on the rankings; the best model by held-out pair accuracy is kept.
+    trained = trainee(reward, config.train)
+    session.restore(model=trained)
+    run_task(session, Ranked(session, config, text, trained, splits, normaliser))
+    return session.finish(f"rlhf ppo ppo.yaml reward.path={config.output}")
+
+
+def load_data(
+    session: Session, config: RewardModelConfig, text: start.Text, positions: int | None
+) -> store.Splits:
+    """Rankings, split by prompt."""
+    spec = LoadSpec(
+        kind="rankings",
+        data=config.data,
+        max_positions=positions,
+        ties=config.ranking.ties,
+        margin=config.ranking.margin,
+        output=session.folder,
+        main=session.world.main,
+        wait=session.world.wait,
+    )
+    splits = store.load(spec, text.codec, reporter=session.reporter)
+    for note in splits.report.notes:
+        session.reporter.note(note)
+    return splits
+
+
+@dataclass
+class Ranked:
+    """Rankings as the task of the training loop."""
+
+    session: Session
+    config: RewardModelConfig
+    text: start.Text
+    trained: Trainee
+    splits: store.Splits
+    normaliser: Normaliser
+    loss_name: str = "loss/ranking"
+
+    @property
+    def select_by(self) -> str:
+        """The figure by which the best model is kept."""
+        return "eval/accuracy"
+
+    def records(self) -> int:
+        """Number of rankings to learn from."""
+        return len(self.splits.train)
+
+    def draw(self, step: int) -> tuple[list[Group], np.ndarray, int]:
+        """The rankings of an optimiser step, their lengths in tokens, and their number."""
+        size = self.config.train.batch_size
+        _, chosen = optimiser_batch(self.records(), size, self.config.seed, step)
+        items = [self.splits.train[int(n)] for n in chosen]
+        return items, np.array([tokens_of(item) for item in items]), len(chosen)
+
+    def denominator(self, items: Sequence[Group]) -> Tensor:
+        """Prompts with a pair in the whole optimiser batch, or their pairs."""
+        groups = pack_groups(items)
+        return ranking.ranking_denominator(
+            groups.ranks,
+            groups.mask,
+            ties=self.config.ranking.ties,
+            pair_denominator=self.config.ranking.denominator,
+            reduction=self.config.ranking.reduction,
+        )
+
+    def loss(self, items: Sequence[Group], denominator: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """A micro-batch's share of the loss, and its pair statistics."""
+        groups = pack_groups(items)
+        table = self._scores(groups)
+        ranks, mask = groups.ranks.to(table.device), groups.mask.to(table.device)
+        options = self.config.ranking
+        loss = ranking.ranking_loss(
+            table,
+            ranks,
+            mask,
+            margin=_margin(groups, table),
+            ties=options.ties,
+            pair_denominator=options.denominator,
+            reduction=options.reduction,
+            center_coef=options.center_coef,
+            denominator=denominator,
+        )
+        pairs = ranking.pair_statistics(table.detach(), ranks, mask)
+        return loss, {"pairs": pairs.pairs, "correct": pairs.correct, "margin": pairs.margin}
+
+    def describe(self, sums: dict[str, float]) -> Metrics:
+        """Accuracy and margin over the strict pairs of the step."""
+        pairs = sums["pairs"] or float("nan")
+        return {
+            "reward_model/accuracy": sums["correct"] / pairs,
+            "reward_model/margin": sums["margin"] / pairs,
+        }
+
+    def evaluate(self) -> Metrics:
+        """Figures on the held-out rankings."""
+        held_out = self.splits.eval
+        if held_out is None:
+            return {}
+        self.trained.network.module.eval()
+        return figures(held_out, self._tables(held_out))
+
+    @torch.no_grad()
+    def _tables(self, held_out: Store) -> list[np.ndarray]:
+        """The K scores of each ranking, in the order of the store."""
+        found: list[tuple[int, np.ndarray]] = []
+        world, budget = self.session.world, self.config.train.tokens_per_micro_batch
+        for first in range(0, len(held_out), CHUNK):
+            items = [held_out[n] for n in range(first, min(first + CHUNK, len(held_out)))]
+            lengths = np.array([tokens_of(item) for item in items])
+            mine = share(lengths, world.rank, world.size)
+            for rows in micro_batches(lengths[mine], budget):
+                chosen = [int(mine[n]) for n in rows]
+                groups = pack_groups([items[n] for n in chosen])
+                table = self._scores(groups).cpu().double().numpy()
+                found += [
+                    (first + n, table[row, : len(items[n].answers)]) for row, n in enumerate(chosen)
+                ]
+        gathered = sorted(world.gather(found), key=lambda pair: pair[0])
+        return [table for _, table in gathered]
+
+    def _scores(self, groups: GroupBatch) -> Tensor:
+        """``[P, K]`` scores: one forward pass per answer."""
+        network = self.trained.network
+        flat = scores(network, groups.batch.to(network.device))
+        return flat[groups.members.to(flat.device)]
+
+    def publish(self, name: str, weights: dict[str, Tensor] | None = None) -> None:
+        """Measure the offset of the scores, then write the reward model as a model folder."""
+        network = self.trained.network
+        with swapped(self.trained, weights):
+            mean, std, measured_on = self.normaliser.measure(network)
+        identity = start.identity_of(
+            self.session, self.text, "reward", mean=mean, std=std, normalised_on=measured_on
+        )
+        dtype = storage_dtype(self.config)
+
+        def write(folder: Any) -> None:
+            save_model(network, folder, self.text.tokenizer, identity, dtype=dtype, weights=weights)
+
+        self.session.publish(name, write)
+
+
+@dataclass
+class Normaliser:
+    """Measures the mean (and std) of raw scores that make scores comparable between models.
+
+    ``demonstrations``: they average 0 (Ouyang et al. 2022, §3.5). ``reference``: samples of a
+    policy have mean 0 and std 1 (Ziegler et al. 2019, ``rewards.py``).
+    """
+
+    session: Session
+    config: RewardModelConfig
+    text: start.Text
+    rankings: Store
+    positions: int | None
+    texts: list[Example] | None = None
+
+    def parents(self) -> list[dict[str, str]]:
+        """The policy that is sampled, where one is."""
+        if self.config.normalise.on != "reference":
+            return []
+        return [start.parent("policy", self._policy())]
+
+    def measure(self, network: Network) -> tuple[float, float, str]:
+        """Mean and std of the raw scores, and what they were measured on."""
+        on = self.config.normalise.on
+        if on == "none":
+            return 0.0, 1.0, "none"
+        if self.texts is None:
+            self.texts = self._samples() if on == "reference" else self._demonstrations()
+        network.module.eval()
+        raw = torch.tensor(raw_scores(self.session, network, self.texts), dtype=torch.float64)
+        if on == "reference":
+            mean, std = ranking.normalise_by_moments(raw)
+        else:
+            mean, std = ranking.normalise_by_mean(raw)
+        return float(mean), float(std), self._described()
+
+    def _described(self) -> str:
+        options = self.config.normalise
+        if options.on == "reference":
+            return f"{options.samples} samples of {self._policy()}"
+        return options.demonstrations or "the best-ranked answers of data.train"
+
+    def _demonstrations(self) -> list[Example]:
+        """The demonstrations of a file, or the best-ranked answer of each training prompt."""
+        source = self.config.normalise.demonstrations
+        if source is None:
+            self.session.reporter.note("scores are shifted: best-ranked answers average 0")
+            return [best_answer(group) for group in self.rankings]
+        spec = LoadSpec(
+            kind="demonstrations",
+            data=self.config.data,
+            source=source,
+            max_positions=self.positions,
+            output=self.session.folder,
+            main=self.session.world.main,
+            wait=self.session.world.wait,
+        )
+        return list(store.load(spec, self.text.codec, reporter=self.session.reporter).train)
+
+    def _policy(self) -> str:
+        return self.config.normalise.policy or self.config.model
+
+    def _samples(self) -> list[Example]:
+        """Answers of the policy to training prompts, one each until there are enough."""
+        options = self.config.normalise
+        if is_reward_model(self._policy(), trust_remote_code=self.config.trust_remote_code):
+            raise ConfigError(
+                f"{self._policy()} is a reward model and cannot be sampled",
+                where="normalise.policy",
+                do="name the run folder of rlhf sft",
+            )
+        policy = load_policy(self._policy(), start.loading_of(self.session)).freeze()
+        prompts = [self.rankings[n % len(self.rankings)].prompt for n in range(options.samples)]
+        sampling = generate.Sampling(options.max_new_tokens, self.text.codec.stop_ids)
+        keys = [(n, 0) for n in range(options.samples)]
+        uniforms = generate.noise(self.config.seed, keys, options.max_new_tokens)
+        answers = generate.generate(policy, prompts, uniforms, sampling)
+        return [behind(p, answer.ids) for p, answer in zip(prompts, answers, strict=True)]
+
+
+def figures(held_out: Store, tables: Sequence[np.ndarray]) -> Metrics:
+    """Accuracy overall and by K, margin, log loss and calibration over all strict pairs.
+
+    Beside the accuracy stands that of "the longer answer wins", the judge that knows nothing.
+    """
+    right: dict[int, list[bool]] = {}
+    longer: list[bool] = []
+    gaps: list[float] = []
+    for group, table in zip(held_out, tables, strict=True):
+        for better, worse in strict_pairs(group):
+            gaps.append(float(table[better] - table[worse]))
+            right.setdefault(len(group.answers), []).append(gaps[-1] > 0)
+            longer.append(len(group.answers[better]) > len(group.answers[worse]))
+    if not gaps:
+        return {}
+    calibration = ranking.pair_calibration(torch.tensor(gaps, dtype=torch.float64))
+    return {
+        "eval/loss": float(calibration.nll),
+        "eval/accuracy": float(np.mean([ok for oks in right.values() for ok in oks])),
+        "eval/margin": float(np.mean(gaps)),
+        "eval/ece": float(calibration.ece),
+        "eval/length_accuracy": float(np.mean(longer)),
+        **{f"eval/accuracy_k{k}": float(np.mean(oks)) for k, oks in sorted(right.items())},
+    }
+
+
+def strict_pairs(group: Group) -> Iterator[tuple[int, int]]:
+    """The pairs (preferred, other) of unlike rank."""
+    ranks = group.ranks
+    return ((i, j) for i, j in permutations(range(len(ranks)), 2) if ranks[i] < ranks[j])
+
+
+def best_answer(group: Group) -> Example:
+    """The best-ranked answer behind its prompt."""
+    return behind(group.prompt, group.answers[int(np.argmin(group.ranks))])
+
+
+@torch.no_grad()
+def raw_scores(session: Session, network: Network, examples: Sequence[Example]) -> list[float]:
+    """The head's output at the last token of each sequence, in the order given."""
+    lengths = np.array([len(example.ids) for example in examples])
+    world, budget = session.world, session.config.train.tokens_per_micro_batch
+    mine = share(lengths, world.rank, world.size)
+    found: list[tuple[int, float]] = []
+    for rows in micro_batches(lengths[mine], budget):
+        chosen = [int(mine[n]) for n in rows]
+        out = scores(network, pack([examples[n] for n in chosen]).to(network.device))
+        raw = out.double() * network.std + network.mean
+        found += list(zip(chosen, raw.tolist(), strict=True))
+    return [value for _, value in sorted(world.gather(found))]
+
+
+def tokens_of(group: Group) -> int:
+    """Tokens that a ranking costs as a tree: its prompt once and all its answers."""
+    return len(group.prompt) + sum(len(answer) for answer in group.answers)
+
+
+def _margin(groups: GroupBatch, like: Tensor) -> float | Tensor:
+    return 0.0 if groups.margins is None else groups.margins.to(like.device, like.dtype)
