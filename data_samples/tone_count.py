@@ -59,7 +59,7 @@ CORE_WORDS = 4
 LONGEST = CORE_WORDS + sum(PARTS.values())
 
 SLOPPINESS = 0.34  # probability with which a demonstration breaks each of its four constraints
-NOISE = 0.05  # standard deviation of a labeller's judgement, in units of the true score
+NOISE = 0.02  # standard deviation of a labeller's judgement, in units of the true score
 DEMONSTRATIONS = 3000
 PROMPTS = 1500
 EVAL_PROMPTS = 256
