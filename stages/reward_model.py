@@ -28,7 +28,7 @@ from stages.functional import ranking
 from stages.models import generate
 from stages.models.forward import scores
 from stages.models.load import is_reward_model, load_policy, load_reward, with_fresh_head
-from stages.models.network import Network
+from stages.models.network import Network, without_dropout
 from stages.models.save import save_model
 from stages.runtime import start
 from stages.runtime.loop import run_task
@@ -70,6 +70,7 @@ def _train(session: Session, config: RewardModelConfig) -> Result:
         reward.mean, reward.std = 0.0, 1.0
     else:
         reward = with_fresh_head(config.model, loading, seed=config.seed)
+    without_dropout(reward)
     start.adopt(reward, text)
     session.reporter.note(text.pad_how)
     start.say_layout(session, reward, "model")

@@ -71,6 +71,17 @@ class Network:
         return self
 
 
+def without_dropout(network: Network) -> Network:
+    """The network with every dropout probability at 0, whatever its mode; its config stays."""
+    for module in network.module.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+                setattr(module, name, 0.0)
+    return network
+
+
 def score_head(module: PreTrainedModel) -> nn.Module:
     """The scalar head of a sequence classification model: ``score``, in some families another."""
     for name in ("score", "classifier"):

@@ -64,7 +64,9 @@ def apply_special_tokens(
 ) -> None:
     """Bring model config, generation settings and embedding into agreement with the tokenizer."""
     if len(tokenizer) > module.get_input_embeddings().weight.shape[0]:
-        module.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # every copy of the model gets the same new rows
+            module.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     stops = list(stop_ids) if len(stop_ids) > 1 else stop_ids[0]
     module.config.get_text_config().pad_token_id = pad_id
     module.config.pad_token_id = pad_id

@@ -64,7 +64,7 @@ def run_task(session: Session, task: Task) -> None:
     config, progress = session.config, session.progress
     total = total_steps(config.train, task.records())
     per_epoch = steps_per_epoch(task.records(), config.train.batch_size)
-    session.reporter.begin(config.stage, total=total, unit="step", done=progress.step)
+    session.reporter.begin(config.stage, total=total, unit="steps", done=progress.step)
     if progress.step == 0:
         _evaluate(session, task, per_epoch, publish=False)
     while progress.step < total:

@@ -1,0 +1,106 @@
+"""From a rollout to what the update aims at: rewards, advantages and returns.
+
+    r_t = -β·kl_t + [t = T]·R̃,     δ_t = r_t + γ·V_{t+1} - V_t,     A_t = δ_t + γλ·A_{t+1}
+
+The rollout of all processes is here as a whole, so whitening sees every token of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from stages.config import PpoConfig
+from stages.functional.divergence import kl_estimate
+from stages.functional.masking import masked, masked_mean, masked_sum, whiten
+from stages.functional.returns import after_last_mask, gae, process_scores, shape_rewards
+from stages.functional.value import explained_variance
+from stages.rollout import Rollout
+
+
+class Targets(NamedTuple):
+    """What the minibatches learn from, all ``[B, T]``.
+
+    ``advantages`` holds on the real tokens, ``returns`` on ``value_mask``, which has one slot more
+    per row where the score is placed after the last token.
+    """
+
+    advantages: Tensor
+    returns: Tensor
+    value_mask: Tensor
+
+
+class Estimated(NamedTuple):
+    """The targets, the mean KL(π_old‖π_ref) in nats per answer, and the iteration's metrics."""
+
+    targets: Targets
+    kl: float
+    metrics: dict[str, float]
+
+
+def estimate(rollout: Rollout, config: PpoConfig, *, kl_coef: float) -> Estimated:
+    """Scores → per-token rewards → advantages and returns.
+
+    Args:
+        rollout: B answers.
+        config: its sections score, kl and ppo.
+        kl_coef: β of this iteration.
+    """
+    mask = rollout.mask
+    score = process_scores(
+        rollout.scores,
+        rollout.ended,
+        clip=config.score.clip,
+        subtract=config.score.missing_eos.subtract,
+        replace=config.score.missing_eos.replace,
+    )
+    shaped = shape_rewards(
+        rollout.logp_old,
+        rollout.logp_ref,
+        mask,
+        score,
+        kl_coef=kl_coef,
+        estimator=config.kl.estimator,
+        position=config.score.position,
+    )
+    value_mask = after_last_mask(mask) if config.score.position == "after_last" else mask
+    rewards = shaped.rewards
+    if config.ppo.whiten_rewards:
+        rewards = whiten(rewards, value_mask, shift_mean=False).values
+    advantages, returns = gae(
+        rewards, rollout.values_old, value_mask, gamma=config.ppo.gamma, lam=config.ppo.lam
+    )
+    advantages = masked(advantages, mask)
+    if config.ppo.whiten_advantages:
+        advantages = whiten(advantages, mask).values
+    kl = kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1")
+    kl_mean = float(masked_sum(kl, mask)) / len(rollout)
+    values = {
+        "objective/kl": kl_mean,
+        "objective/kl_coef": kl_coef,
+        "objective/score": float(rollout.scores.mean()),
+        "objective/reward": float(masked_sum(shaped.rewards, value_mask)) / len(rollout),
+        "value/explained_variance": float(
+            explained_variance(rollout.values_old, returns, value_mask)
+        ),
+        "value/mean": float(masked_mean(rollout.values_old, value_mask)),
+        **answer_metrics(rollout),
+    }
+    return Estimated(Targets(advantages, returns, value_mask), kl_mean, values)
+
+
+def answer_metrics(rollout: Rollout) -> dict[str, float]:
+    """Lengths in tokens, and the shares that ended by themselves, were cut off, or are empty.
+
+    An answer is empty where its end token is all there is.
+    """
+    lengths = rollout.mask.sum(dim=1).double()
+    return {
+        "rollout/response_length_mean": float(lengths.mean()),
+        "rollout/response_length_min": float(lengths.min()),
+        "rollout/response_length_max": float(lengths.max()),
+        "rollout/ended": float(rollout.ended.double().mean()),
+        "rollout/cut": float((~rollout.ended).double().mean()),
+        "rollout/empty": float((lengths <= rollout.ended.double()).double().mean()),
+    }

@@ -1,0 +1,489 @@
+"""Stage 3, ``rlhf ppo``: PPO against the reward model, tied to the SFT model by a KL penalty.
+
+    maximise  E[ R(x, y) - β·log(π(y|x) / π_ref(y|x)) ] + γ·E_pretrain[ log π(x) ]
+
+(Ouyang et al. 2022, §3.5, Eq. 2). One iteration: a rollout, rewards, advantages, then epochs of
+minibatches on it. Policy and critic are separate networks with an optimiser each.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stages.advantage import Targets, estimate
+from stages.batch import Example
+from stages.config import PpoConfig
+from stages.data import store
+from stages.data.plan import shuffled, steps_per_epoch, stream
+from stages.data.records import to_json
+from stages.data.store import LoadSpec, Store
+from stages.errors import CheckpointError, TrainingError
+from stages.functional.control import next_kl_coef
+from stages.functional.divergence import kl_estimate
+from stages.functional.masking import masked, masked_sum
+from stages.models.folder import Identity, model_folder, read_identity
+from stages.models.generate import Sampling
+from stages.models.load import Loading, load_policy, load_reward, load_tokenizer, with_fresh_head
+from stages.models.network import Kind, Network, without_dropout
+from stages.models.save import save_model
+from stages.rollout import Collected, Key, Readers, Rollout, collect, from_tensors
+from stages.runtime import metrics, start
+from stages.runtime.loop import require_finite
+from stages.runtime.optim import trainee
+from stages.runtime.reporter import Reporter
+from stages.runtime.run_dir import Result
+from stages.runtime.session import Session, begin, opened, require_parents, storage_dtype
+from stages.update import Update
+
+
+def run(
+    config: PpoConfig, reporter: Reporter, *, resume: bool = False, overwrite: bool = False
+) -> Result:
+    """Train a policy against a reward model and write the run folder.
+
+    Args:
+        config: the resolved config.
+        reporter: hears about the progress.
+        resume: continue from the newest checkpoint, or start where there is none.
+        overwrite: replace what an earlier run left in the output folder.
+
+    Returns:
+        What the run came to.
+    """
+    with opened(config, reporter, resume=resume, overwrite=overwrite) as session:
+        return session.done or _train(session, config)
+
+
+def _train(session: Session, config: PpoConfig) -> Result:
+    # 1. Text, prompts and the four models; everything that can be refused is refused here.
+    text = start.text_of(config, stop=config.rollout.stop)
+    prompts, documents = load_data(session, config, text)
+    readers = load_models(session, config, text)
+    assert readers.critic is not None
+    require_parents(session, parents(config))
+    begin(session)
+
+    # 2. Iterations: rollout, advantages, minibatches.
+    policy = trainee(readers.policy, config.train)
+    critic = trainee(readers.critic, config.train, with_average=False)
+    plan = Plan.of(config, len(prompts.train))
+    update = Update(config, policy, critic, session.world, plan.total_steps)
+    loop = Loop(session, config, text, prompts, documents, readers, update, plan)
+    loop.restore()
+    loop.run()
+
+    # 3. Policy, critic and averaged policy as plain model folders; the last, not the best.
+    loop.publish()
+    return session.finish(f"rlhf sample {config.output} prompts.jsonl --output answers.jsonl")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many iterations and steps a run has; an iteration has the same number of steps each."""
+
+    iterations: int | None
+    total_steps: int
+
+    @classmethod
+    def of(cls, config: PpoConfig, prompts: int) -> Plan:
+        """Whole rollouts for ``train.total_episodes`` (one pass over the prompts), or max_steps."""
+        size = config.rollout.batch_size
+        each = config.ppo.epochs * steps_per_epoch(size, min(size, config.train.batch_size))
+        if config.train.max_steps is not None:
+            return cls(None, config.train.max_steps)
+        iterations = math.ceil((config.train.total_episodes or prompts) / size)
+        return cls(iterations, iterations * each)
+
+
+@dataclass
+class Loop:
+    """The iterations of a run; what must survive a stop is in the session's progress."""
+
+    session: Session
+    config: PpoConfig
+    text: start.Text
+    prompts: store.Splits
+    documents: Store | None
+    readers: Readers
+    update: Update
+    plan: Plan
+    rollout: Rollout | None = None
+    targets: Targets | None = None
+
+    def restore(self) -> None:
+        """Continue where the newest checkpoint was written, within an iteration too."""
+        extra = self.session.restore(model=self.update.policy, critic=self.update.critic)
+        state = self.session.progress.stage
+        state.setdefault("kl_coef", self.config.kl.coef)
+        state.setdefault("minibatch", 0)
+        if "rollout" in extra:
+            tensors = extra["rollout"]
+            self.targets = Targets(*(tensors.pop(name) for name in Targets._fields))
+            self.rollout = from_tensors(tensors)
+
+    def run(self) -> None:
+        """Iterate to the end: log, evaluations, checkpoints."""
+        session, progress, config = self.session, self.session.progress, self.config
+        total = self.plan.iterations
+        session.reporter.begin("ppo", total=total, unit="iterations", done=progress.iteration)
+        if progress.step == 0 and self.rollout is None:
+            self.evaluate()
+        while not self.finished:
+            if self.rollout is None:
+                self.rollout, self.targets = self.collect()
+            self.improve(self.rollout, self.targets)
+            self.close_iteration()
+            done = self.finished
+            logged = None
+            if progress.iteration % config.log.every == 0 or done:
+                row = progress.window.take()
+                logged = session.log("train", row, iteration=progress.iteration)
+            session.reporter.advance(progress.iteration, logged)
+            if progress.iteration % config.evaluate.every == 0 or done:
+                self.evaluate()
+            if progress.iteration == 1 or progress.iteration % config.evaluate.every == 0 or done:
+                self.show_samples()
+            self.rollout = self.targets = None
+            if progress.iteration % config.checkpoint.every == 0 and not done:
+                session.save()
+            if not done:
+                session.stop_if_asked()
+        session.save()
+        session.reporter.end()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all iterations, or all steps, are done."""
+        progress = self.session.progress
+        if self.plan.iterations is None:
+            return progress.step >= self.plan.total_steps
+        return progress.iteration >= self.plan.iterations
+
+    def collect(self) -> tuple[Rollout, Targets]:
+        """Sample the iteration's answers and estimate rewards and advantages."""
+        progress, size = self.session.progress, self.config.rollout.batch_size
+        first = progress.iteration * size
+        chosen = stream(len(self.prompts.train), self.config.seed, first, size)
+        items = [self.prompts.train[int(n)] for n in chosen]
+        keys = [(first + n, 0) for n in range(size)]
+        collected = self._collect([item.ids for item in items], keys, self.readers)
+        require_scores(collected.rollout, f"iteration {progress.iteration + 1}")
+        estimated = estimate(collected.rollout, self.config, kl_coef=progress.stage["kl_coef"])
+        progress.stage["kl"] = estimated.kl
+        progress.window.add(estimated.metrics)
+        progress.window.add(
+            {
+                "time/rollout": collected.sampling_seconds,
+                "time/score": collected.reading_seconds,
+            }
+        )
+        self.guard_kl(estimated.kl)
+        return collected.rollout, estimated.targets
+
+    def improve(self, rollout: Rollout, targets: Targets) -> None:
+        """Epochs of minibatches on the rollout, each one optimiser step of policy and critic."""
+        progress, config = self.session.progress, self.config
+        state, size = progress.stage, min(config.train.batch_size, len(rollout))
+        per_epoch = steps_per_epoch(len(rollout), size)
+        while state["minibatch"] < config.ppo.epochs * per_epoch and not self._out_of_steps:
+            started = time.perf_counter()
+            epoch, position = divmod(state["minibatch"], per_epoch)
+            key = ("minibatches", progress.iteration, epoch)
+            order = shuffled(len(rollout), config.seed, *key)
+            rows = order[position * size : (position + 1) * size].tolist()
+            try:
+                documents = self._documents(len(rows))
+                figures = self.update.step(rollout, targets, rows, documents, progress.step)
+            except TrainingError:
+                self.session.save(self._in_progress())
+                raise
+            if figures is None:
+                progress.window.add({"policy/stopped_early": 1.0})
+                break
+            if state["minibatch"] == 0:
+                figures["policy/ratio_first"] = figures["policy/ratio"]
+            progress.window.add(figures)
+            progress.step += 1
+            state["minibatch"] += 1
+            state["train_seconds"] = state.get("train_seconds", 0.0) + time.perf_counter() - started
+            if not self._out_of_steps:
+                self.session.stop_if_asked(self._in_progress())
+
+    def close_iteration(self) -> None:
+        """Count the iteration and move the KL coefficient for the next rollout."""
+        progress, kl = self.session.progress, self.config.kl
+        state, episodes = progress.stage, self.config.rollout.batch_size
+        if kl.controller == "adaptive":
+            gain = episodes / kl.horizon if kl.gain is None else kl.gain
+            state["kl_coef"] = next_kl_coef(
+                state["kl_coef"], state["kl"], target=kl.target, gain=gain
+            )
+        progress.window.add({"time/train": state.pop("train_seconds", 0.0)})
+        progress.iteration += 1
+        progress.records += episodes
+        state["minibatch"] = 0
+
+    def evaluate(self) -> None:
+        """Sample answers to the held-out prompts: score, KL and length, at fixed noise."""
+        held_out = self.prompts.eval
+        if held_out is None:
+            return
+        readers = Readers(self.readers.policy, self.readers.reference, self.readers.reward, None)
+        size, sums = self.config.rollout.batch_size, np.zeros(3)
+        for first in range(0, len(held_out), size):
+            places = range(first, min(first + size, len(held_out)))
+            keys = [(-1 - n, 0) for n in places]
+            rollout = self._collect([held_out[n].ids for n in places], keys, readers).rollout
+            kl = kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1")
+            sums += [rollout.scores.sum(), masked_sum(kl, rollout.mask), rollout.mask.sum()]
+        score, kl_mean, length = sums / len(held_out)
+        figures = {"eval/score": score, "eval/kl": kl_mean, "eval/response_length_mean": length}
+        row = self.session.log("eval", figures, iteration=self.session.progress.iteration)
+        self.session.reporter.advance(self.session.progress.iteration, row)
+
+    def show_samples(self) -> None:
+        """The first answers of the rollout with their scores: a table, and samples.jsonl."""
+        count, rollout, progress = self.config.log.samples, self.rollout, self.session.progress
+        assert rollout is not None
+        if count == 0 or not self.session.world.main:
+            return
+        size = self.config.rollout.batch_size
+        chosen = stream(len(self.prompts.train), self.config.seed, progress.records - size, size)
+        kl = masked(
+            kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1"), rollout.mask
+        ).sum(dim=1)
+        samples = [
+            {
+                "step": progress.step,
+                "iteration": progress.iteration,
+                "prompt": to_json(self.prompts.train[int(chosen[n])].prompt),
+                "response": self.text.codec.decode(rollout.answers[n]),
+                "response_ids": rollout.answers[n].tolist(),
+                "ended": bool(rollout.ended[n]),
+                "score": float(rollout.scores[n]),
+                "kl": float(kl[n]),
+            }
+            for n in range(min(count, len(rollout)))
+        ]
+        for sample in samples:
+            metrics.append(self.session.folder / "samples.jsonl", sample)
+        rows = [_sample_row(sample) for sample in samples]
+        title = f"answers of iteration {progress.iteration}"
+        self.session.reporter.table(title, ("prompt", "answer", "score", "kl"), rows)
+
+    def publish(self) -> None:
+        """Policy, critic and, where it is kept, the averaged policy."""
+        session, text, dtype = self.session, self.text, storage_dtype(self.config)
+        policy = start.identity_of(session, text, "policy")
+        critic = start.identity_of(
+            session,
+            text,
+            "critic",
+            mean=self.update.critic.network.mean,
+            std=self.update.critic.network.std,
+        )
+        parts = [("model", self.update.policy, policy, None)]
+        parts.append(("critic", self.update.critic, critic, None))
+        if self.update.policy.average is not None:
+            parts.append(("model_ema", self.update.policy, policy, self.update.policy.average))
+        for name, trained, identity, weights in parts:
+
+            def write(
+                folder: Path,
+                network: Network = trained.network,
+                identity: Identity = identity,
+                weights: dict[str, torch.Tensor] | None = weights,
+            ) -> None:
+                save_model(network, folder, text.tokenizer, identity, dtype=dtype, weights=weights)
+
+            session.publish(name, write)
+        session.progress.selected = {"step": session.progress.step, "by": "last", "value": None}
+
+    def guard_kl(self, kl: float) -> None:
+        """Warn, or stop, where the policy has left the reference too far behind.
+
+        Raises:
+            TrainingError: the KL is above ``kl.stop_above``.
+        """
+        limits = self.config.kl
+        if limits.stop_above is not None and kl > limits.stop_above:
+            self.session.save()
+            raise TrainingError(
+                f"iteration {self.session.progress.iteration + 1}: the KL to the reference is "
+                f"{kl:.3g} nats per answer, above kl.stop_above {limits.stop_above:g}",
+                do="raise kl.coef or lower train.learning_rate; the state before is saved",
+            )
+        if limits.warn_above is not None and kl > limits.warn_above:
+            self.session.reporter.warn(
+                f"the KL to the reference is {kl:.3g} nats per answer, above kl.warn_above "
+                f"{limits.warn_above:g}; a larger kl.coef or a smaller learning rate holds it"
+            )
+
+    def _collect(
+        self, prompts: Sequence[np.ndarray], keys: Sequence[Key], readers: Readers
+    ) -> Collected:
+        options = self.config.rollout
+        sampling = Sampling(
+            max_new_tokens=options.max_new_tokens,
+            stop_ids=self.text.codec.stop_ids,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+        )
+        return collect(
+            readers,
+            prompts,
+            keys,
+            sampling,
+            seed=self.config.seed,
+            budget=self.config.train.tokens_per_micro_batch,
+            after_last=self.config.score.position == "after_last",
+            world=self.session.world,
+        )
+
+    def _documents(self, episodes: int) -> list[Example]:
+        """``ptx.ratio`` pretraining texts for each episode of a minibatch."""
+        if self.documents is None:
+            return []
+        state, count = self.session.progress.stage, episodes * self.config.ptx.ratio
+        first = state.setdefault("documents", 0)
+        chosen = stream(len(self.documents), self.config.seed, first, count, name="ptx order")
+        state["documents"] = first + count
+        return [self.documents[int(n)] for n in chosen]
+
+    def _in_progress(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The current rollout for a checkpoint written inside an iteration."""
+        assert self.rollout is not None
+        assert self.targets is not None
+        return {"rollout": self.rollout.to_tensors() | self.targets._asdict()}
+
+    @property
+    def _out_of_steps(self) -> bool:
+        limit = self.config.train.max_steps
+        return limit is not None and self.session.progress.step >= limit
+
+
+def load_data(
+    session: Session, config: PpoConfig, text: start.Text
+) -> tuple[store.Splits, Store | None]:
+    """Prompts that leave room for an answer, and the pretraining documents of PPO-ptx."""
+    common = {
+        "data": config.data,
+        "max_positions": start.positions_of(config),
+        "output": session.folder,
+        "main": session.world.main,
+        "wait": session.world.wait,
+    }
+    spec = LoadSpec(kind="prompts", reserve_tokens=config.rollout.max_new_tokens, **common)
+    splits = store.load(spec, text.codec, reporter=session.reporter)
+    for note in splits.report.notes:
+        session.reporter.note(note)
+    rows = splits.report.rows()
+    documents = None
+    if config.ptx.data is not None:
+        spec = LoadSpec(
+            kind="documents", source=config.ptx.data, max_tokens=config.ptx.max_tokens, **common
+        )
+        found = store.load(spec, text.codec, reporter=session.reporter)
+        documents = found.train
+        rows += [row | {"role": "ptx"} for row in found.report.rows()]
+    session.facts["data"] = rows
+    return splits, documents
+
+
+def load_models(session: Session, config: PpoConfig, text: start.Text) -> Readers:
+    """The policy, its frozen reference, the frozen reward model, and the critic."""
+    loading, reporter = start.loading_of(session), session.reporter
+    policy = without_dropout(load_policy(config.model, loading))
+    reference = load_policy(config.reference or config.model, loading).freeze()
+    reward = _load_scorer(config, config.reward.path, loading, text, "reward").freeze()
+    critic = without_dropout(_load_critic(config, loading, text))
+    for network in (policy, reference, critic):
+        start.adopt(network, text)
+    reporter.note(text.pad_how)
+    for name, network in (("policy", policy), ("reward", reward)):
+        start.say_layout(session, network, name)
+    if config.rollout.top_p < 1 or config.rollout.top_k > 0:
+        reporter.warn(
+            "rollout.top_p or rollout.top_k cuts the distribution that answers are sampled from; "
+            "log-probabilities, ratios and KL stay those of the whole softmax"
+        )
+    if config.preset == "instructgpt":
+        reporter.note(
+            f"the paper does not print the policy's learning rate; {config.train.learning_rate:g} "
+            "is used"
+        )
+    return Readers(policy, reference, reward, critic)
+
+
+def parents(config: PpoConfig) -> list[dict[str, str]]:
+    """The models that the run is made from."""
+    found = [
+        start.parent("policy", config.model),
+        start.parent("reference", config.reference or config.model),
+        start.parent("reward", config.reward.path),
+    ]
+    if config.critic.init not in ("reward", "policy"):
+        found.append(start.parent("critic", _critic_folder(config.critic.init)))
+    return found
+
+
+def require_scores(rollout: Rollout, what: str) -> None:
+    """A guard: no broken score reaches the advantages.
+
+    Raises:
+        TrainingError: a score is not finite.
+    """
+    for value in rollout.scores.tolist():
+        require_finite(value, what=f"{what}, score")
+
+
+def _load_critic(config: PpoConfig, loading: Loading, text: start.Text) -> Network:
+    if config.critic.init == "policy":
+        return with_fresh_head(config.model, loading, seed=config.seed, kind="critic")
+    if config.critic.init == "reward":
+        return _load_scorer(config, config.reward.path, loading, text, "critic")
+    return _load_scorer(config, _critic_folder(config.critic.init), loading, text, "critic")
+
+
+def _critic_folder(source: str) -> str:
+    """The critic inside a run folder of ppo, or the folder itself."""
+    inner = Path(source) / "critic"
+    return str(inner) if inner.is_dir() else source
+
+
+def _load_scorer(
+    config: PpoConfig, source: str, loading: Loading, text: start.Text, kind: Kind
+) -> Network:
+    """A reward model or critic that reads the policy's ids.
+
+    Raises:
+        CheckpointError: its vocabulary or template is another than the policy's.
+    """
+    network = load_reward(source, loading, kind=kind)
+    identity = read_identity(model_folder(source))
+    if identity is not None:
+        start.require_same_text(identity, text.codec, source, config.model)
+        return network
+    tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
+    if tokenizer.get_vocab() != text.tokenizer.get_vocab():
+        raise CheckpointError(
+            f"its vocabulary is not that of {config.model}",
+            where=source,
+            do="use a reward model that was made from the same base model",
+        )
+    return network
+
+
+def _sample_row(sample: dict[str, Any]) -> list[str]:
+    prompt = sample["prompt"]
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return [text, sample["response"], f"{sample['score']:.3f}", f"{sample['kl']:.3f}"]

@@ -1,0 +1,231 @@
+"""``rlhf sample``: K answers per prompt, as ranking lines that wait for a person's ranks.
+
+Each line carries the sampled ids and the hash of the vocabulary they belong to, so that the reward
+model later learns from exactly what the policy wrote. Lines are written in the order of the prompts
+as soon as they are known; an interrupted run continues behind the lines that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.config.shared import PromptData
+from stages.data import store
+from stages.data.kinds import PromptItem
+from stages.data.records import to_json
+from stages.data.store import LoadSpec, Store
+from stages.data.templates import Codec, make_codec
+from stages.errors import ConfigError, Interrupted
+from stages.models.folder import Identity, model_folder, read_identity
+from stages.models.generate import Answer, Sampling, generate, noise
+from stages.models.load import Loading, load_policy, load_tokenizer, max_positions
+from stages.models.network import Network
+from stages.models.precision import choose
+from stages.runtime.reporter import Reporter
+from stages.runtime.signals import StopRequest
+
+CHUNK = 64  # prompts answered side by side
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What to sample from, and how.
+
+    Attributes:
+        policy: run folder, model folder or hub id.
+        prompts: a file of prompts in any format, or ``-`` for standard input.
+        k: answers per prompt.
+        output: where the lines go; None hands them to the caller.
+        max_new_tokens: longest answer in tokens.
+        temperature: of the softmax.
+        top_p: share of probability that is sampled from.
+        seed: equal seeds give equal answers.
+        limit: only the first N prompts.
+        resume: keep the lines that are there and add the missing ones.
+        device: ``auto | cpu | cuda | mps``.
+        precision: ``auto | bf16 | fp32``.
+    """
+
+    policy: str
+    prompts: str
+    k: int = 4
+    output: str | None = None
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    limit: int | None = None
+    resume: bool = False
+    device: str = "auto"
+    precision: str = "auto"
+
+
+def run(
+    options: SampleOptions, reporter: Reporter, *, write: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Sample K answers to each prompt.
+
+    Args:
+        options: what to sample.
+        reporter: hears about the progress.
+        write: takes each line where there is no output file.
+
+    Returns:
+        Counts: prompts, answers, ended, kept (lines that were there), output.
+
+    Raises:
+        ConfigError: the output exists and is neither resumed nor empty.
+        CheckpointError: the policy cannot be used.
+    """
+    kept = _kept_lines(options)
+    codec, policy = _load(options)
+    prompts = _prompts(options, codec, policy)
+    if len(kept) > len(prompts):
+        raise ConfigError(
+            f"has {len(kept)} lines, and there are {len(prompts)} prompts",
+            where=str(options.output),
+            do="give --output another file",
+        )
+    reporter.begin("sample", total=len(prompts), unit="prompts", done=len(kept))
+    ended = 0
+    with StopRequest() as stop:
+        for first in range(len(kept), len(prompts), CHUNK):
+            places = range(first, min(first + CHUNK, len(prompts)))
+            items = [prompts[n] for n in places]
+            answers = _answers(policy, codec, items, places, options)
+            ended += sum(answer.ended for row in answers for answer in row)
+            lines = [_line(*pair, codec) for pair in zip(items, answers, strict=True)]
+            _append(lines, options.output, write)
+            reporter.advance(places.stop)
+            if stop.signum and places.stop < len(prompts):
+                raise Interrupted(
+                    stop.signum,
+                    what=f"interrupted after {places.stop} of {len(prompts)} prompts",
+                    do="run the same command with --resume to go on",
+                )
+    reporter.end()
+    fresh = len(prompts) - len(kept)
+    return {
+        "status": "done",
+        "output": options.output,
+        "prompts": len(prompts),
+        "kept": len(kept),
+        "answers": fresh * options.k,
+        "ended": ended,
+    }
+
+
+def _load(options: SampleOptions) -> tuple[Codec, Network]:
+    """The policy, and how it reads text: as its own folder says."""
+    folder = model_folder(options.policy)
+    arithmetic = choose(options.device, options.precision)
+    policy = load_policy(options.policy, Loading(arithmetic))
+    tokenizer = load_tokenizer(options.policy)
+    identity = read_identity(folder) if folder.is_dir() else None
+    codec = make_codec(
+        tokenizer,
+        chat_template=None,
+        as_messages=_as_messages(tokenizer, identity),
+        extra_stop_ids=identity.stop_ids if identity else (),
+    )
+    return codec, policy
+
+
+def _as_messages(tokenizer: Any, identity: Identity | None) -> bool:
+    """A model that was trained here says it; a chat model of another tool is asked in turns."""
+    return identity.as_messages if identity else tokenizer.chat_template is not None
+
+
+def _prompts(options: SampleOptions, codec: Codec, policy: Network) -> Store:
+    positions = max_positions(policy.module.config)
+    room = (positions or 1 << 20) - options.max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            f"{options.max_new_tokens} leaves no room for a prompt in {positions} positions",
+            where="command line: --max-new-tokens",
+            do=f"give less than {positions}",
+        )
+    data = PromptData(train=options.prompts, eval=None, limit=options.limit, max_prompt_tokens=room)
+    spec = LoadSpec(
+        kind="prompts", data=data, max_positions=positions, reserve_tokens=options.max_new_tokens
+    )
+    return store.load(spec, codec).train
+
+
+def _answers(
+    policy: Network,
+    codec: Codec,
+    items: Sequence[PromptItem],
+    places: Sequence[int],
+    options: SampleOptions,
+) -> list[list[Answer]]:
+    """K answers to each prompt; the prompt is read once for all of them."""
+    k = options.k
+    sampling = Sampling(options.max_new_tokens, codec.stop_ids, options.temperature, options.top_p)
+    keys = [(n, sample) for n in places for sample in range(k)]
+    uniforms = noise(options.seed, keys, options.max_new_tokens)
+    rows = [item.ids for item in items for _ in range(k)]
+    answers = generate(policy, rows, uniforms, sampling)
+    return [answers[n * k : (n + 1) * k] for n in range(len(items))]
+
+
+def _line(item: PromptItem, answers: Sequence[Answer], codec: Codec) -> str:
+    """One ranking line without ranks."""
+    responses = [
+        {
+            "text": codec.decode(answer.ids),
+            "ids": answer.ids.tolist(),
+            "vocabulary": codec.vocabulary_hash,
+            "flags": [] if answer.ended else ["cut"],
+        }
+        for answer in answers
+    ]
+    return json.dumps({"prompt": to_json(item.prompt), "responses": responses}, ensure_ascii=False)
+
+
+def _kept_lines(options: SampleOptions) -> list[bytes]:
+    """The complete lines of an earlier run; a torn last line is cut off.
+
+    Raises:
+        ConfigError: the file has lines and is not resumed, or cannot be written.
+    """
+    if options.output is None:
+        return []
+    path = Path(options.output)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_bytes() if path.exists() else b""
+        if text and not options.resume:
+            raise ConfigError(
+                "the file is not empty",
+                where=f"--output {path}",
+                do="go on with --resume, or give another file",
+            )
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole != text:
+            os.truncate(path, len(whole))
+        path.touch()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be written ({error.strerror})",
+            where=f"--output {path}",
+            do="give a file that this user may write",
+        ) from None
+    return whole.splitlines()
+
+
+def _append(lines: Sequence[str], output: str | None, write: Callable[[str], None] | None) -> None:
+    if output is None:
+        assert write is not None
+        for line in lines:
+            write(line)
+        return
+    with open(output, "a", encoding="utf-8") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+        file.flush()
+        os.fsync(file.fileno())
