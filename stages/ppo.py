@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stages import actors
 from stages.advantage import Targets, estimate
 from stages.batch import Example
 from stages.config import PpoConfig
@@ -25,14 +26,13 @@ from stages.data import store
 from stages.data.plan import shuffled, steps_per_epoch, stream
 from stages.data.records import to_json
 from stages.data.store import LoadSpec, Store
-from stages.errors import CheckpointError, TrainingError
+from stages.errors import TrainingError
 from stages.functional.control import next_kl_coef
 from stages.functional.divergence import kl_estimate
 from stages.functional.masking import masked, masked_sum
-from stages.models.folder import Identity, model_folder, read_identity
+from stages.models.folder import Identity
 from stages.models.generate import Sampling
-from stages.models.load import Loading, load_policy, load_reward, load_tokenizer, with_fresh_head
-from stages.models.network import Kind, Network, without_dropout
+from stages.models.network import Network
 from stages.models.save import save_model
 from stages.rollout import Collected, Key, Readers, Rollout, collect, from_tensors
 from stages.runtime import metrics, start
@@ -66,9 +66,9 @@ def _train(session: Session, config: PpoConfig) -> Result:
     # 1. Text, prompts and the four models; everything that can be refused is refused here.
     text = start.text_of(config, stop=config.rollout.stop)
     prompts, documents = load_data(session, config, text)
-    readers = load_models(session, config, text)
+    readers = actors.load(session, config, text)
     assert readers.critic is not None
-    require_parents(session, parents(config))
+    require_parents(session, actors.parents(config))
     begin(session)
 
     # 2. Iterations: rollout, advantages, minibatches.
@@ -399,43 +399,6 @@ def load_data(
     return splits, documents
 
 
-def load_models(session: Session, config: PpoConfig, text: start.Text) -> Readers:
-    """The policy, its frozen reference, the frozen reward model, and the critic."""
-    loading, reporter = start.loading_of(session), session.reporter
-    policy = without_dropout(load_policy(config.model, loading))
-    reference = load_policy(config.reference or config.model, loading).freeze()
-    reward = _load_scorer(config, config.reward.path, loading, text, "reward").freeze()
-    critic = without_dropout(_load_critic(config, loading, text))
-    for network in (policy, reference, critic):
-        start.adopt(network, text)
-    reporter.note(text.pad_how)
-    for name, network in (("policy", policy), ("reward", reward)):
-        start.say_layout(session, network, name)
-    if config.rollout.top_p < 1 or config.rollout.top_k > 0:
-        reporter.warn(
-            "rollout.top_p or rollout.top_k cuts the distribution that answers are sampled from; "
-            "log-probabilities, ratios and KL stay those of the whole softmax"
-        )
-    if config.preset == "instructgpt":
-        reporter.note(
-            f"the paper does not print the policy's learning rate; {config.train.learning_rate:g} "
-            "is used"
-        )
-    return Readers(policy, reference, reward, critic)
-
-
-def parents(config: PpoConfig) -> list[dict[str, str]]:
-    """The models that the run is made from."""
-    found = [
-        start.parent("policy", config.model),
-        start.parent("reference", config.reference or config.model),
-        start.parent("reward", config.reward.path),
-    ]
-    if config.critic.init not in ("reward", "policy"):
-        found.append(start.parent("critic", _critic_folder(config.critic.init)))
-    return found
-
-
 def require_scores(rollout: Rollout, what: str) -> None:
     """A guard: no broken score reaches the advantages.
 
@@ -444,43 +407,6 @@ def require_scores(rollout: Rollout, what: str) -> None:
     """
     for value in rollout.scores.tolist():
         require_finite(value, what=f"{what}, score")
-
-
-def _load_critic(config: PpoConfig, loading: Loading, text: start.Text) -> Network:
-    if config.critic.init == "policy":
-        return with_fresh_head(config.model, loading, seed=config.seed, kind="critic")
-    if config.critic.init == "reward":
-        return _load_scorer(config, config.reward.path, loading, text, "critic")
-    return _load_scorer(config, _critic_folder(config.critic.init), loading, text, "critic")
-
-
-def _critic_folder(source: str) -> str:
-    """The critic inside a run folder of ppo, or the folder itself."""
-    inner = Path(source) / "critic"
-    return str(inner) if inner.is_dir() else source
-
-
-def _load_scorer(
-    config: PpoConfig, source: str, loading: Loading, text: start.Text, kind: Kind
-) -> Network:
-    """A reward model or critic that reads the policy's ids.
-
-    Raises:
-        CheckpointError: its vocabulary or template is another than the policy's.
-    """
-    network = load_reward(source, loading, kind=kind)
-    identity = read_identity(model_folder(source))
-    if identity is not None:
-        start.require_same_text(identity, text.codec, source, config.model)
-        return network
-    tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
-    if tokenizer.get_vocab() != text.tokenizer.get_vocab():
-        raise CheckpointError(
-            f"its vocabulary is not that of {config.model}",
-            where=source,
-            do="use a reward model that was made from the same base model",
-        )
-    return network
 
 
 def _sample_row(sample: dict[str, Any]) -> list[str]:
