@@ -21,14 +21,18 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+)
 
 from stages.errors import CheckpointError, ConfigError
 from stages.models import attention
-from stages.models.folder import Identity, model_folder, read_config, read_identity
+from stages.models.folder import Identity, model_folder
 from stages.models.network import Kind, Network, score_head
 from stages.models.precision import Arithmetic
 from stages.models.probe import Verdict, probe
+from stages.models.source import identity_of, require_weights
 from stages.seeds import seed_of
 
 DROPOUT_NAMES = ("resid_pdrop", "resid_dropout", "residual_dropout", "hidden_dropout", "dropout")
@@ -59,6 +63,7 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTraine
     Raises:
         CheckpointError: its files are missing or broken.
     """
+    identity_of(source)
     folder = model_folder(source)
     try:
         return AutoTokenizer.from_pretrained(
@@ -78,17 +83,9 @@ def load_policy(source: str, loading: Loading) -> Network:
     Raises:
         CheckpointError: no such folder, a reward model, or missing, damaged or non-finite weights.
     """
-    folder = model_folder(source)
-    identity = _identity(source, folder)
-    config = _config(source, folder, loading.trust_remote_code)
-    if _is_reward(identity, config):
-        raise CheckpointError(
-            "is a reward model, and a policy is needed here",
-            where=source,
-            do="name the run folder of rlhf sft or rlhf ppo, or a language model",
-        )
+    config = policy_config(source, loading.trust_remote_code)
     _set_dropout(config, loading, source)
-    module = _from_pretrained(AutoModelForCausalLM, source, folder, config, loading)
+    module = _from_pretrained(AutoModelForCausalLM, source, config, loading)
     return _network(module, "policy", loading)
 
 
@@ -101,9 +98,58 @@ def load_reward(source: str, loading: Loading, *, kind: Kind = "reward") -> Netw
     Raises:
         CheckpointError: no such folder, a policy, several labels, or unusable weights.
     """
-    folder = model_folder(source)
-    identity = _identity(source, folder)
-    config = _config(source, folder, loading.trust_remote_code)
+    config = reward_config(source, loading.trust_remote_code)
+    module = _from_pretrained(AutoModelForSequenceClassification, source, config, loading)
+    mean, std = _moments(identity_of(source), config, source)
+    return _network(module, kind, loading, mean=mean, std=std)
+
+
+def with_fresh_head(source: str, loading: Loading, *, seed: int, kind: Kind = "reward") -> Network:
+    """A policy's backbone with a new scalar head, normal(0, 1/√(d+1)) and without bias.
+
+    Source: Stiennon et al. 2020, ``query_response_model.py``; Huang et al. 2024.
+
+    Raises:
+        CheckpointError: the family has no sequence classification model.
+    """
+    config = headed_config(source, loading.trust_remote_code)
+    module = _from_pretrained(
+        AutoModelForSequenceClassification, source, config, loading, fresh_head=True
+    )
+    weight = score_head(module).weight
+    generator = torch.Generator().manual_seed(seed_of(seed, "head"))
+    fresh = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        weight.copy_(fresh / math.sqrt(weight.shape[1] + 1))
+    return _network(module, kind, loading)
+
+
+def policy_config(source: str, trust_remote_code: bool) -> PreTrainedConfig:
+    """The config of a policy, refused where it cannot be one; its weights are not read.
+
+    Raises:
+        CheckpointError: no such folder, a reward model, no language model, or weights that are
+            missing or damaged.
+    """
+    identity, config = identity_of(source), read_model_config(source, trust_remote_code)
+    if _is_reward(identity, config):
+        raise CheckpointError(
+            "is a reward model, and a policy is needed here",
+            where=source,
+            do="name the run folder of rlhf sft or rlhf ppo, or a language model",
+        )
+    _require_causal(config, source)
+    require_weights(source)
+    return config
+
+
+def reward_config(source: str, trust_remote_code: bool) -> PreTrainedConfig:
+    """The config of a reward model or critic, refused where it cannot be one; as above.
+
+    Raises:
+        CheckpointError: no such folder, a policy, several labels, or weights as above.
+    """
+    identity, config = identity_of(source), read_model_config(source, trust_remote_code)
     if not _is_reward(identity, config):
         raise CheckpointError(
             "has no reward head: it is a policy, and a reward model is needed here",
@@ -116,39 +162,31 @@ def load_reward(source: str, loading: Loading, *, kind: Kind = "reward") -> Netw
             where=source,
             do="name a sequence classification model with num_labels 1",
         )
-    module = _from_pretrained(AutoModelForSequenceClassification, source, folder, config, loading)
-    mean, std = _moments(identity, config, source)
-    return _network(module, kind, loading, mean=mean, std=std)
+    require_weights(source)
+    return config
 
 
-def with_fresh_head(source: str, loading: Loading, *, seed: int, kind: Kind = "reward") -> Network:
-    """A policy's backbone with a new scalar head, normal(0, 1/√(d+1)) and without bias.
-
-    Source: Stiennon et al. 2020, ``query_response_model.py``; Huang et al. 2024.
+def headed_config(source: str, trust_remote_code: bool) -> PreTrainedConfig:
+    """The config of a policy that is to get a fresh scalar head; as above.
 
     Raises:
-        CheckpointError: the family has no sequence classification model.
+        CheckpointError: the family has no sequence classification model, or as above.
     """
-    folder = model_folder(source)
-    _identity(source, folder)
-    config = _config(source, folder, loading.trust_remote_code)
+    config = policy_config(source, trust_remote_code)
     _require_head(config, source)
     config.num_labels = 1
-    module = _from_pretrained(
-        AutoModelForSequenceClassification, source, folder, config, loading, fresh_head=True
-    )
-    weight = score_head(module).weight
-    generator = torch.Generator().manual_seed(seed_of(seed, "head"))
-    fresh = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-    with torch.no_grad():
-        weight.copy_(fresh / math.sqrt(weight.shape[1] + 1))
-    return _network(module, kind, loading)
+    return config
 
 
 def is_reward_model(source: str, *, trust_remote_code: bool = False) -> bool:
     """Whether a folder holds a reward model rather than a policy, from its files alone."""
-    identity = _identity(source, model_folder(source))
-    return _is_reward(identity, read_model_config(source, trust_remote_code))
+    return _is_reward(identity_of(source), read_model_config(source, trust_remote_code))
+
+
+def max_positions(config: PreTrainedConfig) -> int | None:
+    """The longest sequence that the model has positions for, where it is limited."""
+    text = config.get_text_config()
+    return getattr(text, "max_position_embeddings", None)
 
 
 def read_model_config(source: str, trust_remote_code: bool) -> PreTrainedConfig:
@@ -158,37 +196,10 @@ def read_model_config(source: str, trust_remote_code: bool) -> PreTrainedConfig:
         CheckpointError: there is none.
         ConfigError: it needs Python code of its own.
     """
-    folder = model_folder(source)
-    _identity(source, folder)
-    return _config(source, folder, trust_remote_code)
-
-
-def max_positions(config: PreTrainedConfig) -> int | None:
-    """The longest sequence that the model has positions for, where it is limited."""
-    text = config.get_text_config()
-    return getattr(text, "max_position_embeddings", None)
-
-
-def _location(source: str, folder: Path) -> str:
-    """The folder, or the hub id where no such folder exists."""
-    return str(folder) if folder.is_dir() else source
-
-
-def _identity(source: str, folder: Path) -> Identity | None:
-    if folder.is_dir():
-        read_config(folder)
-        return read_identity(folder)
-    if Path(source).is_absolute() or source.startswith(".") or source.count("/") != 1:
-        raise CheckpointError(
-            "no such folder", where=source, do="run the stage that makes it first, or mend the path"
-        )
-    return None
-
-
-def _config(source: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    identity_of(source)
     try:
         return AutoConfig.from_pretrained(
-            _location(source, folder), trust_remote_code=trust_remote_code
+            _location(source, model_folder(source)), trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
@@ -204,10 +215,25 @@ def _config(source: str, folder: Path, trust_remote_code: bool) -> PreTrainedCon
         ) from error
 
 
+def _location(source: str, folder: Path) -> str:
+    """The folder, or the hub id where no such folder exists."""
+    return str(folder) if folder.is_dir() else source
+
+
 def _is_reward(identity: Identity | None, config: PreTrainedConfig) -> bool:
     if identity is not None:
         return identity.kind != "policy"
     return any("SequenceClassification" in name for name in config.architectures or ())
+
+
+def _require_causal(config: PreTrainedConfig, source: str) -> None:
+    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if not own_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise CheckpointError(
+            f"models of type {config.model_type} are no causal language models",
+            where=source,
+            do="start from a model that continues texts, such as llama, qwen3 or gpt2",
+        )
 
 
 def _require_head(config: PreTrainedConfig, source: str) -> None:
@@ -243,16 +269,14 @@ def has_residual_dropout(config: PreTrainedConfig) -> bool:
 def _from_pretrained(
     auto: Any,
     source: str,
-    folder: Path,
     config: PreTrainedConfig,
     loading: Loading,
     *,
     fresh_head: bool = False,
 ) -> PreTrainedModel:
-    _refuse_pickles(folder, source)
     try:
         module, info = auto.from_pretrained(
-            _location(source, folder),
+            _location(source, model_folder(source)),
             config=config,
             dtype=loading.arithmetic.weights,
             use_safetensors=True,
@@ -269,17 +293,6 @@ def _from_pretrained(
     _require_whole(info, head, source)
     _require_finite(module, source)
     return module
-
-
-def _refuse_pickles(folder: Path, source: str) -> None:
-    if not folder.is_dir() or any(folder.glob("*.safetensors")):
-        return
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-        raise CheckpointError(
-            "holds pickled weights, which can run any code when they are opened",
-            where=source,
-            do="convert them to safetensors where they come from, then name that folder",
-        )
 
 
 def _require_whole(info: dict[str, Any], expected_missing: set[str], source: str) -> None:
