@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from importlib.metadata import version
@@ -26,6 +26,7 @@ from stages.runtime.checkpoint import digest, flush
 FILES = ("run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", ".lock")
 FOLDERS = ("model", "last", "model_ema", "critic", "checkpoints", "trackers", "cache")
 MODELS = ("model", "last", "model_ema", "critic")
+TRACES = (".lock", "cache")  # what is written before a run has begun
 VERSIONS = ("rlhf-cli", "torch", "transformers", "accelerate", "tokenizers", "numpy")
 
 
@@ -52,12 +53,18 @@ class Result:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; the lock dies with it.
 
+    A run that ends before its first writing (see ``session.begin``) leaves the place as it was.
+
     Raises:
         ConfigError: another run holds it, or it cannot be written.
     """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    new = [folder / name for name in TRACES if not (folder / name).exists()]
     file = _open_lock(folder)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A run that just left may have deleted the file between our two calls.
+        (folder / ".lock").stat()
     except OSError:
         file.close()
         raise ConfigError(
@@ -66,7 +73,22 @@ def locked(folder: Path) -> Iterator[None]:
             do="wait for it, or give output another folder",
         ) from None
     with file:
-        yield
+        try:
+            yield
+        finally:
+            if not (folder / "config.yaml").exists():
+                _remove_traces(new, made)
+
+
+def _remove_traces(new: list[Path], made: list[Path]) -> None:
+    for path in new:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # someone else has put something there
+        for path in made:
+            path.rmdir()
 
 
 def _open_lock(folder: Path) -> TextIO:

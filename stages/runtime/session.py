@@ -21,7 +21,7 @@ from torch import Tensor
 from stages.config import StageConfig, to_yaml
 from stages.errors import CheckpointError, ConfigError, Interrupted, RlhfError
 from stages.models.precision import Arithmetic, choose
-from stages.runtime import checkpoint, metrics, run_dir, trackers
+from stages.runtime import checkpoint, metrics, place, run_dir, trackers
 from stages.runtime.optim import (
     Trainee,
     load_optimiser_state,
@@ -76,6 +76,8 @@ class Session:
     reporter: Reporter
     stop: StopRequest
     started: float
+    overwrite: bool = False
+    begun: bool = False
     done: Result | None = None
     resume_from: Path | None = None
     progress: Progress = field(default_factory=Progress)
@@ -246,53 +248,30 @@ def opened(
     with ExitStack() as stack:
         stack.callback(leave)
         if world.main:
-            _require_place(config, resume=resume, overwrite=overwrite)
+            place.require(config)
+            place.require_free(config, resume=resume, overwrite=overwrite)
             stack.enter_context(run_dir.locked(folder))
         world.wait()
         stop = stack.enter_context(StopRequest())
-        session = Session(config, folder, world, arithmetic, reporter, stop, time.perf_counter())
-        _prepare(session, resume=resume, overwrite=overwrite)
-        if session.done is None:
-            session.trackers = trackers.start(config, folder, world)
+        session = Session(
+            config, folder, world, arithmetic, reporter, stop, time.perf_counter(), overwrite
+        )
+        trackers.require(config)
+        _prepare(session, resume=resume)
         stack.callback(trackers.finish, session.trackers)
         try:
             yield session
         except RlhfError as error:
             status = "interrupted" if isinstance(error, Interrupted) else "failed"
-            if session.done is None and (folder / "config.yaml").is_file():
+            if session.begun:
                 session.write_run(status, error)
             raise
 
 
-def _require_place(config: StageConfig, *, resume: bool, overwrite: bool) -> None:
-    """The output folder is free, or may be written into; it is no folder that the run reads."""
-    folder = Path(config.output)
-    if folder.is_file():
-        raise ConfigError(
-            "is a file", where=f"output: {folder}", do="give output the name of a folder"
-        )
-    for name in ("model", "reference"):
-        source = getattr(config, name, None)
-        if source and Path(source).resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(
-                f"is the folder of {name}, which the run would write over",
-                where=f"output: {folder}",
-                do="give output another folder",
-            )
-    if run_dir.occupied(folder) and not (resume or overwrite):
-        raise ConfigError(
-            "the folder is not empty",
-            where=f"output: {folder}",
-            do="go on with --resume, replace it with --overwrite, or give output another folder",
-        )
-
-
-def _prepare(session: Session, *, resume: bool, overwrite: bool) -> None:
-    """Clear the folder, or find out what there is to continue."""
+def _prepare(session: Session, *, resume: bool) -> None:
+    """Find out what there is to continue."""
     folder, world = session.folder, session.world
     if world.main:
-        if overwrite:
-            run_dir.clear(folder)
         run_dir.mend(folder)
     world.wait()
     stored = run_dir.read_run(folder) if resume else None
@@ -308,14 +287,21 @@ def _prepare(session: Session, *, resume: bool, overwrite: bool) -> None:
 
 
 def begin(session: Session) -> None:
-    """The first writing into the folder, once config, data and models are known to be usable."""
+    """The first writing into the folder, once config, data and models are known to be usable.
+
+    An earlier run that is to be replaced goes now: a mistake found before has cost nothing.
+    """
     if session.world.main:
+        if session.overwrite:
+            run_dir.clear(session.folder)
         text = to_yaml(session.config)
         run_dir.write_text(session.folder / "config.yaml", text)
         if session.resume_from is None:
             for name in ("metrics.jsonl", "samples.jsonl"):
                 (session.folder / name).unlink(missing_ok=True)
+    session.begun = True
     session.write_run("running")
+    session.trackers += trackers.start(session.config, session.folder, session.world)
     session.world.wait()
 
 

@@ -10,21 +10,18 @@ from stages.errors import ConfigError
 from stages.runtime.processes import World
 
 
-def start(config: StageConfig, folder: Path, world: World) -> list[Any]:
-    """Start the trackers that the config names, in the main process.
+def require(config: StageConfig) -> None:
+    """Every tracker that the config names can be started.
 
     Raises:
         ConfigError: a name is unknown, or its package is missing.
     """
-    if not config.log.trackers or not world.main:
-        return []
-    from accelerate import PartialState
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+    if not config.log.trackers:
+        return
+    from accelerate.tracking import get_available_trackers
 
-    PartialState(cpu=config.device == "cpu")
-    known = {str(name): kind for name, kind in LOGGER_TYPE_TO_CLASS.items()}
+    known = _known()
     available = {str(name) for name in get_available_trackers()}
-    started = []
     for name in config.log.trackers:
         if name not in known:
             raise ConfigError(
@@ -38,8 +35,23 @@ def start(config: StageConfig, folder: Path, world: World) -> list[Any]:
                 where="log.trackers",
                 do=f"install it (pip install {name}), or take it out of log.trackers",
             )
-        started.append(_tracker(known[name], folder))
-    return started
+
+
+def start(config: StageConfig, folder: Path, world: World) -> list[Any]:
+    """Start the trackers that the config names, in the main process."""
+    if not config.log.trackers or not world.main:
+        return []
+    from accelerate import PartialState
+
+    PartialState(cpu=config.device == "cpu")
+    known = _known()
+    return [_tracker(known[name], folder) for name in config.log.trackers]
+
+
+def _known() -> dict[str, Any]:
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    return {str(name): kind for name, kind in LOGGER_TYPE_TO_CLASS.items()}
 
 
 def finish(trackers: list[Any]) -> None:

@@ -1,0 +1,61 @@
+"""Where a run may write: not over what it reads, nor over what is there unless that is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stages.config import PpoConfig, RewardModelConfig, StageConfig
+from stages.errors import ConfigError
+from stages.runtime import run_dir
+
+
+def require(config: StageConfig) -> None:
+    """The output folder can be one, and is no folder that the run reads.
+
+    Raises:
+        ConfigError: it is a file, or holds, is or lies in the folder of a model that is read.
+    """
+    folder = Path(config.output)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(
+            "is a file", where=f"output: {folder}", do="give output the name of a folder"
+        )
+    written = folder.resolve()
+    for key, source in sources(config):
+        read = Path(source).resolve()
+        if Path(source).exists() and (written in (read, *read.parents) or read in written.parents):
+            how = "is" if read == written else "holds" if written in read.parents else "lies in"
+            raise ConfigError(
+                f"{how} the folder of {key} ({source}), which the run reads",
+                where=f"output: {folder}",
+                do="give output another folder",
+            )
+
+
+def sources(config: StageConfig) -> list[tuple[str, str]]:
+    """The models that a stage reads: their keys and what they name."""
+    found = [("model", config.model)]
+    if isinstance(config, RewardModelConfig) and config.normalise.policy:
+        found.append(("normalise.policy", config.normalise.policy))
+    if isinstance(config, PpoConfig):
+        found.append(("reward.path", config.reward.path))
+        if config.reference:
+            found.append(("reference", config.reference))
+        if config.critic.init not in ("reward", "policy"):
+            found.append(("critic.init", config.critic.init))
+    return found
+
+
+def require_free(config: StageConfig, *, resume: bool, overwrite: bool) -> None:
+    """The output folder is empty, or is meant to be gone on with or replaced.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    folder = Path(config.output)
+    if run_dir.occupied(folder) and not (resume or overwrite):
+        raise ConfigError(
+            "the folder is not empty",
+            where=f"output: {folder}",
+            do="go on with --resume, replace it with --overwrite, or give output another folder",
+        )
