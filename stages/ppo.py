@@ -124,6 +124,7 @@ class Loop:
         state = self.session.progress.stage
         state.setdefault("kl_coef", self.config.kl.coef)
         state.setdefault("minibatch", 0)
+        state.setdefault("documents", 0)
         if "rollout" in extra:
             tensors = extra["rollout"]
             self.targets = Targets(*(tensors.pop(name) for name in Targets._fields))
@@ -134,7 +135,7 @@ class Loop:
         session, progress, config = self.session, self.session.progress, self.config
         total = self.plan.iterations
         session.reporter.begin("ppo", total=total, unit="iterations", done=progress.iteration)
-        if progress.step == 0 and self.rollout is None:
+        if session.resume_from is None:
             self.evaluate()
         while not self.finished:
             if self.rollout is None:
@@ -213,6 +214,7 @@ class Loop:
             progress.window.add(figures)
             progress.step += 1
             state["minibatch"] += 1
+            state["documents"] += len(documents)
             state["train_seconds"] = state.get("train_seconds", 0.0) + time.perf_counter() - started
             if not self._out_of_steps:
                 self.session.stop_if_asked(self._in_progress())
@@ -353,10 +355,8 @@ class Loop:
         """``ptx.ratio`` pretraining texts for each episode of a minibatch."""
         if self.documents is None:
             return []
-        state, count = self.session.progress.stage, episodes * self.config.ptx.ratio
-        first = state.setdefault("documents", 0)
+        first, count = self.session.progress.stage["documents"], episodes * self.config.ptx.ratio
         chosen = stream(len(self.documents), self.config.seed, first, count, name="ptx order")
-        state["documents"] = first + count
         return [self.documents[int(n)] for n in chosen]
 
     def _in_progress(self) -> dict[str, dict[str, torch.Tensor]]:

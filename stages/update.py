@@ -27,7 +27,14 @@ from stages.functional.value import value_clip_count, value_loss
 from stages.models.forward import response_logps, response_values
 from stages.rollout import Rollout, widened
 from stages.runtime.loop import accumulate, require_finite
-from stages.runtime.optim import Trainee, apply, gradient_norm, learning_rate_at, sum_gradients
+from stages.runtime.optim import (
+    Trainee,
+    clip,
+    gradient_norm,
+    learning_rate_at,
+    sum_gradients,
+    take_step,
+)
 from stages.runtime.processes import World
 
 Metrics = dict[str, float]
@@ -99,9 +106,11 @@ class Update:
         critic_lr = learning_rate_at(
             train, step, self.total_steps, peak=train.learning_rate if peak is None else peak
         )
-        norm = apply(self.policy, lr=lr, what=f"{what}, loss/policy")
+        norm = clip(self.policy, what=f"{what}, loss/policy")
         figures.setdefault("optim/grad_norm_policy", norm)
-        critic_norm = apply(self.critic, lr=critic_lr, what=f"{what}, loss/value")
+        critic_norm = clip(self.critic, what=f"{what}, loss/value")
+        take_step(self.policy, lr=lr)
+        take_step(self.critic, lr=critic_lr)
         return figures | {"optim/lr": lr, "optim/grad_norm_critic": critic_norm}
 
     def _policy_gradient(

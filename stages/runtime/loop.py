@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stages.data.plan import micro_batches, share, steps_per_epoch
 from stages.errors import TrainingError
-from stages.runtime.optim import Trainee, apply, learning_rate_at, sum_gradients
+from stages.runtime.optim import Trainee, clip, learning_rate_at, sum_gradients, take_step
 from stages.runtime.processes import World
 from stages.runtime.session import Metrics, Session
 from stages.seeds import seed_of
@@ -34,6 +34,9 @@ class Task(Protocol):
 
     def records(self) -> int:
         """Number of training records."""
+
+    def records_per_step(self) -> int:
+        """How many of them an optimiser step takes."""
 
     def draw(self, step: int) -> tuple[list[Any], np.ndarray, int]:
         """Items of an optimiser step, their lengths in tokens, and how many records they are."""
@@ -54,18 +57,18 @@ class Task(Protocol):
         """Write a finished model folder."""
 
 
-def total_steps(train: Any, records: int) -> int:
+def total_steps(train: Any, per_epoch: int) -> int:
     """Optimiser steps of the whole run: ``max_steps``, else whole epochs."""
-    return train.max_steps or train.epochs * steps_per_epoch(records, train.batch_size)
+    return train.max_steps or train.epochs * per_epoch
 
 
 def run_task(session: Session, task: Task) -> None:
     """Train to the end: steps, log, evaluations, checkpoints; then the finished model folders."""
     config, progress = session.config, session.progress
-    total = total_steps(config.train, task.records())
-    per_epoch = steps_per_epoch(task.records(), config.train.batch_size)
+    per_epoch = steps_per_epoch(task.records(), task.records_per_step())
+    total = total_steps(config.train, per_epoch)
     session.reporter.begin(config.stage, total=total, unit="steps", done=progress.step)
-    if progress.step == 0:
+    if session.resume_from is None:
         _evaluate(session, task, per_epoch, publish=False)
     while progress.step < total:
         _train_step(session, task, total)
@@ -162,11 +165,12 @@ def _train_step(session: Session, task: Task, total: int) -> None:
     try:
         require_finite(loss, what=what)
         sum_gradients(task.trained, session.world)
-        norm = apply(task.trained, lr=lr, what=what)
+        norm = clip(task.trained, what=what)
     except TrainingError:
         task.trained.adam.zero_grad(set_to_none=True)
         session.save()
         raise
+    take_step(task.trained, lr=lr)
     seconds = time.perf_counter() - started
     progress.step += 1
     progress.records += records

