@@ -127,9 +127,13 @@ class Ranked:
         """Number of rankings to learn from."""
         return len(self.splits.train)
 
+    def records_per_step(self) -> int:
+        """The rankings of an optimiser step."""
+        return self.config.train.batch_size
+
     def draw(self, step: int) -> tuple[list[Group], np.ndarray, int]:
         """The rankings of an optimiser step, their lengths in tokens, and their number."""
-        size = self.config.train.batch_size
+        size = self.records_per_step()
         _, chosen = optimiser_batch(self.records(), size, self.config.seed, step)
         items = [self.splits.train[int(n)] for n in chosen]
         return items, np.array([tokens_of(item) for item in items]), len(chosen)

@@ -117,10 +117,13 @@ class Supervised:
         """Number of demonstrations to learn from."""
         return len(self.splits.train)
 
+    def records_per_step(self) -> int:
+        """The demonstrations of an optimiser step, which leave room for its documents."""
+        return self.config.train.batch_size - self._documents_per_step()
+
     def draw(self, step: int) -> tuple[list[Example], np.ndarray, int]:
         """The examples of an optimiser step, their lengths, and how many demonstrations."""
-        mixed = self._documents_per_step()
-        size = self.config.train.batch_size - mixed
+        mixed, size = self._documents_per_step(), self.records_per_step()
         _, chosen = optimiser_batch(self.records(), size, self.config.seed, step)
         items = [self.splits.train[int(n)] for n in chosen]
         if self.documents is not None:
