@@ -1,0 +1,294 @@
+"""A project of a few letters: tokenizer, tiny models, data and configs, and what a run left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from stages.config import STAGES, resolve
+from stages.runtime.reporter import SilentReporter
+from tests.families import save_tiny
+
+PAD, END, TURN, TURN_END = "<|pad|>", "<|end|>", "<|im_start|>", "<|im_end|>"
+LETTERS = "abcdefghijklmnopqrstuvwxyz .:\n"
+END_ID = 1
+
+DEMONSTRATIONS = [
+    {"prompt": "ab:", "response": "cd"},
+    {"prompt": "b:", "response": "dcba"},
+    {"prompt": "cab:", "response": "e"},
+    {"prompt": "a b c:", "response": "fg hi"},
+    {"prompt": "d:", "response": "ab"},
+]
+RANKINGS = [
+    {"prompt": "ab:", "responses": [("cd", 1), ("dcba", 2), ("e", 3)]},
+    {"prompt": "b:", "responses": [("cde", 2), ("d", 1), ("ba", 2), ("eeee", 3)]},
+    {"prompt": "cab:", "responses": [("e", 2), ("fg", 1)]},
+    {"prompt": "d:", "responses": [("ab", 1), ("ba", 1), ("a", 4)]},
+]
+PROMPTS = [{"prompt": text} for text in ("ab:", "b:", "cab:", "a b c:", "d:", "ea:")]
+DOCUMENTS = [{"text": text} for text in ("zabc zz", "z zyx", "zzzz zz z", "zed", "zoo zap z")]
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "sft": {
+        "model": "base",
+        "data.train": "demonstrations.jsonl",
+        "output": "runs/sft",
+        "train.max_steps": 3,
+        "train.batch_size": 4,
+        "train.learning_rate": 1e-2,
+    },
+    "reward_model": {
+        "model": "base",
+        "data.train": "rankings.jsonl",
+        "output": "runs/reward_model",
+        "train.max_steps": 3,
+        "train.batch_size": 4,
+        "train.learning_rate": 1e-2,
+    },
+    "ppo": {
+        "model": "base",
+        "data.train": "prompts.jsonl",
+        "output": "runs/ppo",
+        "reward.path": "reward",
+        "rollout.batch_size": 6,
+        "rollout.max_new_tokens": 5,
+        "train.batch_size": 3,
+        "train.total_episodes": 12,
+        "train.learning_rate": 1e-2,
+        "log.samples": 6,
+    },
+}
+COMMON = {"data.eval": None, "train.precision": "fp64", "log.every": 1, "device": "cpu"}
+
+
+def letter_tokenizer() -> PreTrainedTokenizerBase:
+    """A token for each letter; token 0 pads, token 1 ends."""
+    specials = [PAD, END, TURN, TURN_END]
+    vocabulary = {token: n for n, token in enumerate([*specials, *LETTERS])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[TURN, TURN_END],
+    )
+
+
+TOKENIZER = letter_tokenizer()
+
+
+def ids_of(text: str, *, end: bool = False) -> list[int]:
+    """The ids of a text, its end token behind it where asked for."""
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"] + [END_ID] * end
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder that is the current one, with models and data in it."""
+
+    folder: Path
+
+    def write(self, name: str, records: Iterable[Mapping[str, Any]]) -> str:
+        """A JSON Lines file."""
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        (self.folder / name).write_text(text, encoding="utf-8")
+        return name
+
+    def model(self, name: str, family: str = "llama", **options: Any) -> str:
+        """A random model of a family in a folder of this project."""
+        save_tiny(self.folder / name, family, TOKENIZER, **options)
+        return name
+
+    def config(self, stage: str, **changes: Any) -> Any:
+        """The stage's config with dotted keys changed; ``__`` stands for a dot."""
+        given = {key.replace("__", "."): value for key, value in changes.items()}
+        flat = {**COMMON, **DEFAULTS[stage], **given}
+        values: dict[str, Any] = {"stage": stage}
+        for key, value in flat.items():
+            *sections, last = key.split(".")
+            inner = values
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[last] = value
+        config = resolve(values)
+        assert isinstance(config, STAGES[stage])
+        return config
+
+
+def rankings(records: Iterable[Mapping[str, Any]] = RANKINGS) -> list[dict[str, Any]]:
+    """Rankings of (text, rank) pairs as canonical lines."""
+    return [
+        {"prompt": r["prompt"], "responses": [{"text": t, "rank": k} for t, k in r["responses"]]}
+        for r in records
+    ]
+
+
+def score_token(project: Project, name: str, token: int, *, score: float = 1.0) -> str:
+    """A reward model that gives ``score`` to an answer whose last token is ``token``, else 0.
+
+    Its layers add nothing to the embedding, which is one unit vector for the token and another for
+    all others.
+    """
+    folder = project.folder / project.model(name, kind="reward", dtype=torch.float64)
+    module = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64)
+    with torch.no_grad():
+        for key, weight in module.named_parameters():
+            weight.fill_(1.0 if "norm" in key else 0.0)
+        embedding = module.get_input_embeddings().weight
+        embedding[:, 1] = 1.0
+        embedding[token, 0], embedding[token, 1] = 1.0, 0.0
+        # The last norm turns a unit vector of width H into one of length √H.
+        module.score.weight[0, 0] = score / embedding.shape[1] ** 0.5
+    module.save_pretrained(folder)
+    return name
+
+
+# What a run left behind.
+
+
+def rows(output: str, kind: str | None = None, *, timed: bool = False) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl, times aside."""
+    lines = (Path(output) / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    chosen = [row for row in found if kind in (None, row["kind"])]
+    return chosen if timed else [_untimed(row) for row in chosen]
+
+
+def samples(output: str) -> list[dict[str, Any]]:
+    """The lines of samples.jsonl."""
+    return [json.loads(line) for line in (Path(output) / "samples.jsonl").read_text().splitlines()]
+
+
+def run_json(output: str) -> dict[str, Any]:
+    """run.json of a run folder."""
+    return json.loads((Path(output) / "run.json").read_text())
+
+
+def identity(folder: str) -> dict[str, Any]:
+    """rlhf.json of a model folder."""
+    return json.loads((Path(folder) / "rlhf.json").read_text())
+
+
+def weights(folder: str | Path) -> dict[str, Tensor]:
+    """The weights of a model folder."""
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def policy(folder: str) -> Any:
+    """A policy as transformers alone loads it, in float64."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+def classifier(folder: str) -> Any:
+    """A reward model or critic as transformers alone loads it, in float64."""
+    return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+@torch.no_grad()
+def logps(model: Any, ids: list[int], *, temperature: float = 1.0) -> Tensor:
+    """log π(token t | tokens before it) for t = 1 …, by one forward pass of transformers alone."""
+    logits = model(input_ids=torch.tensor([ids])).logits[0, :-1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+@torch.no_grad()
+def raw_score(model: Any, ids: list[int]) -> float:
+    """The head's output for a sequence, by one forward pass of transformers alone."""
+    return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
+
+
+def checkpoints(output: str) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted((Path(output) / "checkpoints").glob("step-*"))
+
+
+def left_behind(output: str) -> dict[str, Any]:
+    """Everything a run left that does not tell the time: metrics, samples, weights, state."""
+    folder = Path(output)
+    last = checkpoints(output)[-1]
+    files = [*last.glob("*.safetensors"), *folder.glob("*/*.safetensors")]
+    state = json.loads((last / "state.json").read_text())
+    text = folder / "samples.jsonl"
+    return {
+        "rows": rows(output),
+        "samples": samples(output) if text.exists() else [],
+        "state": _untimed(state),
+        "checkpoint": last.name,
+        **{str(path.relative_to(folder)): load_file(path) for path in files},
+    }
+
+
+def assert_equal(got: Any, expected: Any, *, rtol: float = 0.0, where: str = "") -> None:
+    """Nested values agree; with ``rtol`` 0 every bit does."""
+    if isinstance(expected, dict):
+        assert got.keys() == expected.keys(), where
+        for key, value in expected.items():
+            assert_equal(got[key], value, rtol=rtol, where=f"{where}/{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(got) == len(expected), where
+        for n, (one, other) in enumerate(zip(got, expected, strict=True)):
+            assert_equal(one, other, rtol=rtol, where=f"{where}[{n}]")
+    elif isinstance(expected, Tensor) and rtol == 0:
+        assert got.dtype == expected.dtype, where
+        assert torch.equal(got, expected), where
+    elif isinstance(expected, Tensor):
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=rtol, msg=where)
+    elif isinstance(expected, float) and rtol:
+        np.testing.assert_allclose(got, expected, rtol=rtol, atol=rtol, err_msg=where)
+    else:
+        assert got == expected, where
+
+
+def _untimed(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _untimed(inner)
+        for key, inner in value.items()
+        if not key.startswith("time/") and key not in ("seconds", "train_seconds")
+    }
+
+
+class Listener(SilentReporter):
+    """Keeps what is said; at a given count it asks the process to stop."""
+
+    def __init__(self, *, stop_at: int | None = None, by: signal.Signals = signal.SIGTERM) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+        self.tables: list[Any] = []
+        self.stop_at = stop_at
+        self.by = by
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def table(self, title: str, columns: Any, rows: Any) -> None:
+        self.tables.append((title, columns, rows))
+
+    def advance(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
+        if done == self.stop_at:
+            self.stop_at = None
+            os.kill(os.getpid(), self.by)
