@@ -132,19 +132,21 @@ _CONFIGS = {
 def random_module(config: PreTrainedConfig, kind: Kind, *, dtype: torch.dtype, seed: int) -> Any:
     """A random transformers model of a configuration, in evaluation mode.
 
-    Biases and norms are moved off their 0 and 1, so that one left out is seen.
+    One seed gives the same weights in every dtype. Biases and norms are moved off their 0 and 1,
+    so that one left out is seen.
     """
     auto = AutoModelForCausalLM if kind == "policy" else AutoModelForSequenceClassification
     if kind != "policy":
         config.num_labels = 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = auto.from_config(config, dtype=dtype)
+        module = auto.from_config(config, dtype=torch.float64)
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.ndim < 2:
                     parameter.add_(0.1 * torch.randn_like(parameter))
-    return module.eval()
+    module.config.dtype = dtype
+    return module.to(dtype).eval()
 
 
 def tiny_policy(
@@ -173,12 +175,30 @@ def tiny_reward(
 def network_of(
     config: PreTrainedConfig, kind: Kind, *, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> Network:
-    """A random model of any configuration, laid out as its probe found."""
+    """A random model of any configuration, laid out as its probe found; exact in float64."""
     module = random_module(config, kind, dtype=dtype, seed=seed)
+    if dtype == torch.float64:
+        _make_norms_exact(module)
     verdict = verdict_of(config)
     if verdict.mode != "padded":
         module.set_attn_implementation(NAME)
     return Network(module, kind, verdict.mode, cached=verdict.cached)
+
+
+def _make_norms_exact(module: Any) -> None:
+    """Root mean square norms that keep float64.
+
+    Those of transformers go through fp32, and gradients then agree to 1e-7 at best.
+    """
+    for norm in module.modules():
+        if hasattr(norm, "variance_epsilon"):
+            kind = type(norm)
+            norm.__class__ = type(f"Exact{kind.__name__}", (kind,), {"forward": _rms_norm})
+
+
+def _rms_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    variance = hidden.square().mean(-1, keepdim=True)
+    return norm.weight * hidden * torch.rsqrt(variance + norm.variance_epsilon)
 
 
 def arithmetic(dtype: torch.dtype = torch.float64) -> Arithmetic:
