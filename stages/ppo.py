@@ -8,7 +8,6 @@ minibatches on it. Policy and critic are separate networks with an optimiser eac
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages import actors
+from stages import actors, inputs
 from stages.advantage import Targets, estimate
 from stages.batch import Example
 from stages.config import PpoConfig
 from stages.data import store
 from stages.data.plan import shuffled, steps_per_epoch, stream
 from stages.data.records import to_json
-from stages.data.store import LoadSpec, Store
+from stages.data.store import Store
 from stages.errors import TrainingError
 from stages.functional.control import next_kl_coef
 from stages.functional.divergence import kl_estimate
@@ -36,7 +35,7 @@ from stages.models.network import Network
 from stages.models.save import save_model
 from stages.rollout import Collected, Key, Readers, Rollout, collect, from_tensors
 from stages.runtime import metrics, start
-from stages.runtime.loop import require_finite
+from stages.runtime.loop import Plan, require_finite
 from stages.runtime.optim import trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
@@ -65,7 +64,8 @@ def run(
 def _train(session: Session, config: PpoConfig) -> Result:
     # 1. Text, prompts and the four models; everything that can be refused is refused here.
     text = start.text_of(config, stop=config.rollout.stop)
-    prompts, documents = load_data(session, config, text)
+    inputs.models(session, config, text)
+    read = inputs.prompts(session, config, text)
     readers = actors.load(session, config, text)
     assert readers.critic is not None
     require_parents(session, actors.parents(config))
@@ -74,33 +74,15 @@ def _train(session: Session, config: PpoConfig) -> Result:
     # 2. Iterations: rollout, advantages, minibatches.
     policy = trainee(readers.policy, config.train)
     critic = trainee(readers.critic, config.train, with_average=False)
-    plan = Plan.of(config, len(prompts.train))
+    plan = Plan.of(config, len(read.records.train))
     update = Update(config, policy, critic, session.world, plan.total_steps)
-    loop = Loop(session, config, text, prompts, documents, readers, update, plan)
+    loop = Loop(session, config, text, read.records, read.second, readers, update, plan)
     loop.restore()
     loop.run()
 
     # 3. Policy, critic and averaged policy as plain model folders; the last, not the best.
     loop.publish()
     return session.finish(f"rlhf sample {config.output} prompts.jsonl --output answers.jsonl")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How many iterations and steps a run has; an iteration has the same number of steps each."""
-
-    iterations: int | None
-    total_steps: int
-
-    @classmethod
-    def of(cls, config: PpoConfig, prompts: int) -> Plan:
-        """Whole rollouts for ``train.total_episodes`` (one pass over the prompts), or max_steps."""
-        size = config.rollout.batch_size
-        each = config.ppo.epochs * steps_per_epoch(size, min(size, config.train.batch_size))
-        if config.train.max_steps is not None:
-            return cls(None, config.train.max_steps)
-        iterations = math.ceil((config.train.total_episodes or prompts) / size)
-        return cls(iterations, iterations * each)
 
 
 @dataclass
@@ -369,34 +351,6 @@ class Loop:
     def _out_of_steps(self) -> bool:
         limit = self.config.train.max_steps
         return limit is not None and self.session.progress.step >= limit
-
-
-def load_data(
-    session: Session, config: PpoConfig, text: start.Text
-) -> tuple[store.Splits, Store | None]:
-    """Prompts that leave room for an answer, and the pretraining documents of PPO-ptx."""
-    common = {
-        "data": config.data,
-        "max_positions": start.positions_of(config),
-        "output": session.folder,
-        "main": session.world.main,
-        "wait": session.world.wait,
-    }
-    spec = LoadSpec(kind="prompts", reserve_tokens=config.rollout.max_new_tokens, **common)
-    splits = store.load(spec, text.codec, reporter=session.reporter)
-    for note in splits.report.notes:
-        session.reporter.note(note)
-    rows = splits.report.rows()
-    documents = None
-    if config.ptx.data is not None:
-        spec = LoadSpec(
-            kind="documents", source=config.ptx.data, max_tokens=config.ptx.max_tokens, **common
-        )
-        found = store.load(spec, text.codec, reporter=session.reporter)
-        documents = found.train
-        rows += [row | {"role": "ptx"} for row in found.report.rows()]
-    session.facts["data"] = rows
-    return splits, documents
 
 
 def require_scores(rollout: Rollout, what: str) -> None:

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stages import inputs
 from stages.batch import Example, Group, GroupBatch, behind, pack, pack_groups
 from stages.config import RewardModelConfig
 from stages.data import store
 from stages.data.plan import micro_batches, optimiser_batch, share
-from stages.data.store import LoadSpec, Store
+from stages.data.store import Store
 from stages.errors import ConfigError
 from stages.functional import ranking
 from stages.models import generate
@@ -61,8 +62,8 @@ def run(
 def _train(session: Session, config: RewardModelConfig) -> Result:
     # 1. Text, data and model; a policy gets a fresh head, a reward model goes on with its own.
     text = start.text_of(config)
-    positions = start.positions_of(config)
-    splits = load_data(session, config, text, positions)
+    inputs.models(session, config, text)
+    read = inputs.rankings(session, config, text)
     loading = start.loading_of(session)
     if is_reward_model(config.model, trust_remote_code=config.trust_remote_code):
         reward = load_reward(config.model, loading)
@@ -74,36 +75,16 @@ def _train(session: Session, config: RewardModelConfig) -> Result:
     start.adopt(reward, text)
     session.reporter.note(text.pad_how)
     start.say_layout(session, reward, "model")
-    normaliser = Normaliser(session, config, text, splits.train, positions)
+    normaliser = Normaliser(session, config, text, read.records.train, read.second)
+    normaliser.prepare()
     require_parents(session, [start.parent("model", config.model), *normaliser.parents()])
-    session.facts["data"] = splits.report.rows()
     begin(session)
 
     # 2. Steps on the rankings; the best model by held-out pair accuracy is kept.
     trained = trainee(reward, config.train)
     session.restore(model=trained)
-    run_task(session, Ranked(session, config, text, trained, splits, normaliser))
+    run_task(session, Ranked(session, config, text, trained, read.records, normaliser))
     return session.finish(f"rlhf ppo ppo.yaml reward.path={config.output}")
-
-
-def load_data(
-    session: Session, config: RewardModelConfig, text: start.Text, positions: int | None
-) -> store.Splits:
-    """Rankings, split by prompt."""
-    spec = LoadSpec(
-        kind="rankings",
-        data=config.data,
-        max_positions=positions,
-        ties=config.ranking.ties,
-        margin=config.ranking.margin,
-        output=session.folder,
-        main=session.world.main,
-        wait=session.world.wait,
-    )
-    splits = store.load(spec, text.codec, reporter=session.reporter)
-    for note in splits.report.notes:
-        session.reporter.note(note)
-    return splits
 
 
 @dataclass
@@ -238,8 +219,16 @@ class Normaliser:
     config: RewardModelConfig
     text: start.Text
     rankings: Store
-    positions: int | None
-    texts: list[Example] | None = None
+    demonstrations: Store | None
+    texts: Sequence[Example] = ()
+
+    def prepare(self) -> None:
+        """The texts to score, before training: what cannot be read is refused at the start."""
+        on = self.config.normalise.on
+        if on == "reference":
+            self.texts = self._samples()
+        elif on == "demonstrations":
+            self.texts = self._demonstrations()
 
     def parents(self) -> list[dict[str, str]]:
         """The policy that is sampled, where one is."""
@@ -252,8 +241,6 @@ class Normaliser:
         on = self.config.normalise.on
         if on == "none":
             return 0.0, 1.0, "none"
-        if self.texts is None:
-            self.texts = self._samples() if on == "reference" else self._demonstrations()
         network.module.eval()
         raw = torch.tensor(raw_scores(self.session, network, self.texts), dtype=torch.float64)
         if on == "reference":
@@ -270,20 +257,10 @@ class Normaliser:
 
     def _demonstrations(self) -> list[Example]:
         """The demonstrations of a file, or the best-ranked answer of each training prompt."""
-        source = self.config.normalise.demonstrations
-        if source is None:
-            self.session.reporter.note("scores are shifted: best-ranked answers average 0")
-            return [best_answer(group) for group in self.rankings]
-        spec = LoadSpec(
-            kind="demonstrations",
-            data=self.config.data,
-            source=source,
-            max_positions=self.positions,
-            output=self.session.folder,
-            main=self.session.world.main,
-            wait=self.session.world.wait,
-        )
-        return list(store.load(spec, self.text.codec, reporter=self.session.reporter).train)
+        if self.demonstrations is not None:
+            return list(self.demonstrations)
+        self.session.reporter.note("scores are shifted: best-ranked answers average 0")
+        return [best_answer(group) for group in self.rankings]
 
     def _policy(self) -> str:
         return self.config.normalise.policy or self.config.model
@@ -291,19 +268,27 @@ class Normaliser:
     def _samples(self) -> list[Example]:
         """Answers of the policy to training prompts, one each until there are enough."""
         options = self.config.normalise
-        if is_reward_model(self._policy(), trust_remote_code=self.config.trust_remote_code):
-            raise ConfigError(
-                f"{self._policy()} is a reward model and cannot be sampled",
-                where="normalise.policy",
-                do="name the run folder of rlhf sft",
-            )
+        known = self._prompts(options.max_new_tokens)
+        prompts = [known[n % len(known)] for n in range(options.samples)]
         policy = load_policy(self._policy(), start.loading_of(self.session)).freeze()
-        prompts = [self.rankings[n % len(self.rankings)].prompt for n in range(options.samples)]
         sampling = generate.Sampling(options.max_new_tokens, self.text.codec.stop_ids)
         keys = [(n, 0) for n in range(options.samples)]
         uniforms = generate.noise(self.config.seed, keys, options.max_new_tokens)
         answers = generate.generate(policy, prompts, uniforms, sampling)
         return [behind(p, answer.ids) for p, answer in zip(prompts, answers, strict=True)]
+
+    def _prompts(self, room: int) -> list[np.ndarray]:
+        """The training prompts that leave room for an answer."""
+        positions = start.positions_of(self.config)
+        prompts = [group.prompt for group in self.rankings]
+        fitting = [p for p in prompts if positions is None or len(p) + room <= positions]
+        if not fitting:
+            raise ConfigError(
+                f"{room} leaves no prompt room for an answer in {positions} positions",
+                where="normalise.max_new_tokens",
+                do="lower it",
+            )
+        return fitting
 
 
 def figures(held_out: Store, tables: Sequence[np.ndarray]) -> Metrics:

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stages import inputs
 from stages.batch import Example, pack
 from stages.config import SftConfig
 from stages.data import store
 from stages.data.plan import micro_batches, optimiser_batch, share, stream
-from stages.data.store import LoadSpec, Store
+from stages.data.store import Store
 from stages.functional.masking import loss_denominator
 from stages.functional.supervised import sft_loss
 from stages.models.forward import response_logps
@@ -59,45 +60,20 @@ def run(
 def _train(session: Session, config: SftConfig) -> Result:
     # 1. Text, data and model; everything that can be refused is refused here.
     text = start.text_of(config)
-    positions = start.positions_of(config)
-    splits, documents = load_data(session, config, text, positions)
+    inputs.models(session, config, text)
+    read = inputs.demonstrations(session, config, text)
     policy = load_policy(config.model, start.loading_of(session))
     start.adopt(policy, text)
     session.reporter.note(text.pad_how)
     start.say_layout(session, policy, "model")
     require_parents(session, [start.parent("model", config.model)])
-    session.facts["data"] = splits.report.rows()
     begin(session)
 
     # 2. Steps on the demonstrations; the best model by held-out loss is kept.
     trained = trainee(policy, config.train)
     session.restore(model=trained)
-    run_task(session, Supervised(session, config, text, trained, splits, documents))
+    run_task(session, Supervised(session, config, text, trained, read.records, read.second))
     return session.finish(f"rlhf train-rm reward_model.yaml model={config.output}")
-
-
-def load_data(
-    session: Session, config: SftConfig, text: start.Text, positions: int | None
-) -> tuple[store.Splits, Store | None]:
-    """Demonstrations, split by prompt, and the pretraining documents where they are asked for."""
-    common = {
-        "data": config.data,
-        "max_positions": positions,
-        "output": session.folder,
-        "main": session.world.main,
-        "wait": session.world.wait,
-    }
-    spec = LoadSpec(kind="demonstrations", train_on=config.sft.train_on, **common)
-    splits = store.load(spec, text.codec, reporter=session.reporter)
-    for note in splits.report.notes:
-        session.reporter.note(note)
-    pretrain = config.sft.pretrain
-    if pretrain.data is None or pretrain.share == 0:
-        return splits, None
-    longest = config.data.max_prompt_tokens + config.data.max_response_tokens
-    spec = LoadSpec(kind="documents", source=pretrain.data, max_tokens=longest, **common)
-    documents = store.load(spec, text.codec, reporter=session.reporter)
-    return splits, documents.train
 
 
 @dataclass

@@ -84,7 +84,7 @@ def load_policy(source: str, loading: Loading) -> Network:
         CheckpointError: no such folder, a reward model, or missing, damaged or non-finite weights.
     """
     config = policy_config(source, loading.trust_remote_code)
-    _set_dropout(config, loading, source)
+    set_dropout(config, loading, source)
     module = _from_pretrained(AutoModelForCausalLM, source, config, loading)
     return _network(module, "policy", loading)
 
@@ -247,7 +247,12 @@ def _require_head(config: PreTrainedConfig, source: str) -> None:
         )
 
 
-def _set_dropout(config: PreTrainedConfig, loading: Loading, source: str) -> None:
+def set_dropout(config: PreTrainedConfig, loading: Loading, source: str) -> None:
+    """Set the residual dropout of a config, where one is asked for.
+
+    Raises:
+        ConfigError: the family has none, and no preset asks for it.
+    """
     if loading.dropout is None:
         return
     name = next((n for n in DROPOUT_NAMES if hasattr(config, n)), None)

@@ -7,14 +7,17 @@ whole batch.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stages.config import PpoConfig
 from stages.data.plan import micro_batches, share, steps_per_epoch
 from stages.errors import TrainingError
 from stages.runtime.optim import Trainee, clip, learning_rate_at, sum_gradients, take_step
@@ -60,6 +63,24 @@ class Task(Protocol):
 def total_steps(train: Any, per_epoch: int) -> int:
     """Optimiser steps of the whole run: ``max_steps``, else whole epochs."""
     return train.max_steps or train.epochs * per_epoch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many iterations and steps a run has; an iteration has the same number of steps each."""
+
+    iterations: int | None
+    total_steps: int
+
+    @classmethod
+    def of(cls, config: PpoConfig, prompts: int) -> Plan:
+        """Whole rollouts for ``train.total_episodes`` (one pass over the prompts), or max_steps."""
+        size = config.rollout.batch_size
+        each = config.ppo.epochs * steps_per_epoch(size, min(size, config.train.batch_size))
+        if config.train.max_steps is not None:
+            return cls(None, config.train.max_steps)
+        iterations = math.ceil((config.train.total_episodes or prompts) / size)
+        return cls(iterations, iterations * each)
 
 
 def run_task(session: Session, task: Task) -> None:

@@ -1,0 +1,234 @@
+"""What a stage reads: the models that must fit together, and the records.
+
+Whatever can be refused without reading weights is refused here; ``rlhf check`` comes by as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedConfig
+
+from stages.config import PpoConfig, RewardModelConfig, SftConfig, StageConfig
+from stages.data import store
+from stages.data.store import LoadSpec, Splits, Store
+from stages.errors import CheckpointError
+from stages.models.folder import model_folder, read_identity
+from stages.models.load import (
+    headed_config,
+    is_reward_model,
+    load_tokenizer,
+    policy_config,
+    reward_config,
+    set_dropout,
+)
+from stages.models.network import Kind
+from stages.runtime import start
+from stages.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that a stage reads.
+
+    Attributes:
+        role: what the stage uses it as.
+        source: run folder, model folder or hub id.
+        kind: what it becomes: a policy that is given a scalar head is a reward model here.
+        config: its transformers config.
+        trained: whether the stage trains it.
+    """
+
+    role: str
+    source: str
+    kind: Kind
+    config: PreTrainedConfig
+    trained: bool
+
+
+class Inputs(NamedTuple):
+    """The records of a stage, and what it reads beside them.
+
+    Attributes:
+        records: what it learns from, and what is held out.
+        beside: pretraining documents (sft, ppo), or the demonstrations that normalise scores.
+    """
+
+    records: Splits
+    beside: Splits | None = None
+
+    @property
+    def second(self) -> Store | None:
+        """The records of ``beside``."""
+        return None if self.beside is None else self.beside.train
+
+
+def models(session: Session, config: StageConfig, text: start.Text) -> list[Model]:
+    """The models of a stage, each of the right kind and reading text as the stage does.
+
+    Raises:
+        CheckpointError: one is missing, damaged, of another kind, vocabulary or template.
+        ConfigError: the family has no dropout to set.
+    """
+    if isinstance(config, SftConfig):
+        found = [_policy("model", config.model, config, trained=True)]
+        set_dropout(found[0].config, start.loading_of(session), config.model)
+    elif isinstance(config, RewardModelConfig):
+        found = _of_reward_model(config)
+    else:
+        assert isinstance(config, PpoConfig)
+        found = _of_ppo(config)
+    for source in dict.fromkeys(model.source for model in found):
+        if source != config.model:
+            _require_same_text(source, config, text)
+    return found
+
+
+def critic_folder(source: str) -> str:
+    """The critic inside a run folder of ppo, or the folder itself."""
+    inner = Path(source) / "critic"
+    return str(inner) if inner.is_dir() else source
+
+
+def load(session: Session, config: StageConfig, text: start.Text) -> Inputs:
+    """The records of a stage, whichever it is."""
+    if isinstance(config, SftConfig):
+        return demonstrations(session, config, text)
+    if isinstance(config, RewardModelConfig):
+        return rankings(session, config, text)
+    assert isinstance(config, PpoConfig)
+    return prompts(session, config, text)
+
+
+def demonstrations(session: Session, config: SftConfig, text: start.Text) -> Inputs:
+    """Demonstrations, split by prompt, and the pretraining documents where they are asked for."""
+    spec = _spec(session, config, "demonstrations", train_on=config.sft.train_on)
+    found = _load(session, text, spec)
+    pretrain = config.sft.pretrain
+    if pretrain.data is None or pretrain.share == 0:
+        return Inputs(found)
+    longest = config.data.max_prompt_tokens + config.data.max_response_tokens
+    spec = _spec(session, config, "documents", source=pretrain.data, max_tokens=longest)
+    return Inputs(found, _beside(session, text, spec, "pretrain"))
+
+
+def rankings(session: Session, config: RewardModelConfig, text: start.Text) -> Inputs:
+    """Rankings, split by prompt, and the file of demonstrations whose scores shall average 0."""
+    options, normalise = config.ranking, config.normalise
+    spec = _spec(session, config, "rankings", ties=options.ties, margin=options.margin)
+    found = _load(session, text, spec)
+    if normalise.on != "demonstrations" or normalise.demonstrations is None:
+        return Inputs(found)
+    spec = _spec(session, config, "demonstrations", source=normalise.demonstrations)
+    return Inputs(found, _beside(session, text, spec, "demonstrations"))
+
+
+def prompts(session: Session, config: PpoConfig, text: start.Text) -> Inputs:
+    """Prompts that leave room for an answer, and the pretraining documents of PPO-ptx."""
+    _remark(session, config)
+    spec = _spec(session, config, "prompts", reserve_tokens=config.rollout.max_new_tokens)
+    found = _load(session, text, spec)
+    if config.ptx.data is None:
+        return Inputs(found)
+    limit = config.ptx.max_tokens
+    spec = _spec(session, config, "documents", source=config.ptx.data, max_tokens=limit)
+    return Inputs(found, _beside(session, text, spec, "ptx"))
+
+
+def _of_reward_model(config: RewardModelConfig) -> list[Model]:
+    trusted = config.trust_remote_code
+    known = is_reward_model(config.model, trust_remote_code=trusted)
+    headed = (reward_config if known else headed_config)(config.model, trusted)
+    found = [Model("model", config.model, "reward", headed, True)]
+    if config.normalise.on == "reference":
+        source = config.normalise.policy or config.model
+        found.append(_policy("normalise.policy", source, config))
+    return found
+
+
+def _of_ppo(config: PpoConfig) -> list[Model]:
+    reward = reward_config(config.reward.path, config.trust_remote_code)
+    return [
+        _policy("policy", config.model, config, trained=True),
+        _policy("reference", config.reference or config.model, config),
+        Model("reward", config.reward.path, "reward", reward, False),
+        _critic(config),
+    ]
+
+
+def _critic(config: PpoConfig) -> Model:
+    trusted = config.trust_remote_code
+    if config.critic.init == "policy":
+        headed = headed_config(config.model, trusted)
+        return Model("critic", config.model, "critic", headed, True)
+    own = config.critic.init != "reward"
+    source = critic_folder(config.critic.init) if own else config.reward.path
+    return Model("critic", source, "critic", reward_config(source, trusted), True)
+
+
+def _policy(role: str, source: str, config: StageConfig, *, trained: bool = False) -> Model:
+    found = policy_config(source, config.trust_remote_code)
+    return Model(role, source, "policy", found, trained)
+
+
+def _require_same_text(source: str, config: StageConfig, text: start.Text) -> None:
+    """A model reads the ids that the stage makes; one of another tool is known by its vocabulary.
+
+    Raises:
+        CheckpointError: its vocabulary or template is another.
+    """
+    folder = model_folder(source)
+    identity = read_identity(folder) if folder.is_dir() else None
+    if identity is not None:
+        start.require_same_text(identity, text.codec, source, config.model)
+        return
+    other = load_tokenizer(source, trust_remote_code=config.trust_remote_code).get_vocab()
+    # The stage may have given its tokenizer a pad token, which no text contains.
+    own_pad = {(text.tokenizer.pad_token, text.pad_id)}
+    if (other.items() ^ text.tokenizer.get_vocab().items()) - own_pad:
+        raise CheckpointError(
+            f"its vocabulary is not that of {config.model}",
+            where=source,
+            do="use models that come from the same base model",
+        )
+
+
+def _spec(session: Session, config: StageConfig, kind: str, **options: Any) -> LoadSpec:
+    return LoadSpec(
+        kind=kind,
+        data=config.data,
+        max_positions=start.positions_of(config),
+        output=session.folder,
+        main=session.world.main,
+        wait=session.world.wait,
+        **options,
+    )
+
+
+def _load(session: Session, text: start.Text, spec: LoadSpec) -> Splits:
+    found = store.load(spec, text.codec, reporter=session.reporter)
+    for note in found.report.notes:
+        session.reporter.note(note)
+    session.facts["data"] = found.report.rows()
+    return found
+
+
+def _remark(session: Session, config: PpoConfig) -> None:
+    if config.rollout.top_p < 1 or config.rollout.top_k > 0:
+        session.reporter.warn(
+            "rollout.top_p or rollout.top_k cuts the distribution that answers are sampled from; "
+            "log-probabilities, ratios and KL stay those of the whole softmax"
+        )
+    if config.preset == "instructgpt":
+        session.reporter.note(
+            f"the paper does not print the policy's learning rate; {config.train.learning_rate:g} "
+            "is used"
+        )
+
+
+def _beside(session: Session, text: start.Text, spec: LoadSpec, role: str) -> Splits:
+    found = store.load(spec, text.codec, reporter=session.reporter)
+    session.facts["data"] += [row | {"role": role} for row in found.report.rows()]
+    return found
