@@ -143,6 +143,24 @@ def rankings(records: Iterable[Mapping[str, Any]] = RANKINGS) -> list[dict[str, 
     ]
 
 
+def many_answers() -> list[dict[str, Any]]:
+    """K = 2 … 9, with ties among the ranks; no answer comes twice."""
+    letters = "abcdefghijklm"
+    return [
+        {
+            "prompt": "abc:"[n % 3 :],
+            "responses": [(letters[k : k + 1 + (n + k) % 5], 1 + k // 2) for k in range(n)],
+        }
+        for n in range(3, 10)
+    ] + [{"prompt": "d:", "responses": [("ab", 2), ("c", 1)]}]
+
+
+def still(project: Project, **changes: Any) -> Any:
+    """One step at learning rate 0, so that the published model is the one the loss was taken of."""
+    values = {"train.learning_rate": 0.0, "train.max_steps": 1, "normalise.on": "none"}
+    return project.config("reward_model", **values | changes)
+
+
 def score_token(project: Project, name: str, token: int, *, score: float = 1.0) -> str:
     """A reward model that gives ``score`` to an answer whose last token is ``token``, else 0.
 
@@ -215,6 +233,21 @@ def logps(model: Any, ids: list[int], *, temperature: float = 1.0) -> Tensor:
 def raw_score(model: Any, ids: list[int]) -> float:
     """The head's output for a sequence, by one forward pass of transformers alone."""
     return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
+
+
+Scored = list[list[tuple[float, int]]]  # (raw score, rank) of each answer of each prompt
+
+
+def scored_by_hand(folder: str, records: Any = RANKINGS) -> Scored:
+    """The raw scores of every answer behind its prompt, alone, through transformers."""
+    model = classifier(folder)
+    return [
+        [
+            (raw_score(model, ids_of(r["prompt"]) + ids_of(text, end=True)), rank)
+            for text, rank in r["responses"]
+        ]
+        for r in records
+    ]
 
 
 def checkpoints(output: str) -> list[Path]:
