@@ -10,14 +10,15 @@ one token a step. Rows that have ended are dropped from the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
 from stages.batch import Example, Ids, pack
 from stages.models.attention import Cache, Segments
@@ -221,16 +222,29 @@ def _decode_with_transformers(
     The prompts have one length: padding on the left would reach recurrent and ALiBi layers.
     """
     ids = torch.from_numpy(np.stack(prompts).astype(np.int64)).to(network.device)
-    out = network.module.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
+    settings = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
         do_sample=False,
         eos_token_id=list(sampling.stop_ids),
         pad_token_id=0,
-        logits_processor=[_Inverse(uniforms, ids.shape[1], sampling)],
     )
+    with _settings(network.module, settings):
+        out = network.module.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            logits_processor=[_Inverse(uniforms, ids.shape[1], sampling)],
+        )
     tokens = out[:, ids.shape[1] :]
     ended = torch.isin(tokens, torch.tensor(sampling.stop_ids, device=out.device))
     lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1])
     return _answers(tokens, lengths, sampling)
+
+
+@contextmanager
+def _settings(module: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
+    """Other generation settings for a while: the model's own would fill in what is not said."""
+    kept, module.generation_config = module.generation_config, settings
+    try:
+        yield
+    finally:
+        module.generation_config = kept
