@@ -22,7 +22,7 @@ from stages import inputs
 from stages.batch import Example, pack
 from stages.config import SftConfig
 from stages.data import store
-from stages.data.plan import micro_batches, optimiser_batch, share, stream
+from stages.data.plan import documents_per_step, micro_batches, optimiser_batch, share, stream
 from stages.data.store import Store
 from stages.functional.masking import loss_denominator
 from stages.functional.supervised import sft_loss
@@ -112,8 +112,7 @@ class Supervised:
     def _documents_per_step(self) -> int:
         if self.documents is None:
             return 0
-        whole = self.config.train.batch_size
-        return min(whole - 1, max(1, round(whole * self.config.sft.pretrain.share)))
+        return documents_per_step(self.config.train.batch_size, self.config.sft.pretrain.share)
 
     def denominator(self, items: Sequence[Example]) -> Tensor:
         """N: the targets of the whole optimiser batch, or its sequences."""

@@ -65,6 +65,11 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
     return -(-n // batch_size)
 
 
+def documents_per_step(batch_size: int, share: float) -> int:
+    """Pretraining documents among the records of an optimiser batch: at least one, never all."""
+    return min(batch_size - 1, max(1, round(batch_size * share)))
+
+
 def micro_batches(lengths: Sequence[int] | np.ndarray, budget: int) -> list[list[int]]:
     """Cut one optimiser batch into micro-batches of at most ``budget`` tokens, longest first.
 

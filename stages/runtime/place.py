@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from stages.config import PpoConfig, RewardModelConfig, StageConfig
-from stages.errors import ConfigError
+from stages.errors import CheckpointError, ConfigError
 from stages.runtime import run_dir
 
 
@@ -59,3 +60,40 @@ def require_free(config: StageConfig, *, resume: bool, overwrite: bool) -> None:
             where=f"output: {folder}",
             do="go on with --resume, replace it with --overwrite, or give output another folder",
         )
+
+
+def require_writable(folder: Path) -> None:
+    """This user may make the folder or write into it, and no other run does; nothing is written.
+
+    Raises:
+        ConfigError: not writable, or another run is writing into it.
+    """
+    nearest = existing(folder)
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(
+            "the folder cannot be written" if nearest == folder else f"{nearest} cannot be written",
+            where=f"output: {folder}",
+            do="give output a folder that this user may write into",
+        )
+    if (folder / ".lock").is_file() and os.access(folder / ".lock", os.W_OK):
+        with run_dir.locked(folder):
+            pass
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    here = folder.absolute()
+    return next(path for path in (here, *here.parents) if path.exists())
+
+
+def state_of(folder: Path) -> str:
+    """What stands in the output folder, in words: ``free``, or what an earlier run left."""
+    if not run_dir.occupied(folder):
+        return "free"
+    try:
+        run = run_dir.read_run(folder)
+    except CheckpointError:
+        return "not empty, and its run.json cannot be read"
+    if run is None:
+        return "not empty, and no run of rlhf"
+    return f"a run of {run.get('stage')}, {run.get('status')} at step {run.get('step')}"

@@ -94,7 +94,7 @@ def _remove_traces(new: list[Path], made: list[Path]) -> None:
 def _open_lock(folder: Path) -> TextIO:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return (folder / ".lock").open("w")
+        return (folder / ".lock").open("a")
     except OSError as error:
         raise ConfigError(
             f"the folder cannot be written ({error.strerror})",

@@ -222,7 +222,7 @@ class Session:
             "processes": self.world.size,
             "threads": torch.get_num_threads(),
             "device": str(self.arithmetic.device),
-            "precision": _precision(self.arithmetic),
+            "precision": precision_of(self.arithmetic),
             **run_dir.surroundings(),
             "config": self.config.model_dump(mode="json"),
             "config_hash": run_dir.hash_of(self.config.model_dump(mode="json")),
@@ -331,7 +331,8 @@ def require_parents(session: Session, parents: list[dict[str, str]]) -> None:
     session.facts["parents"] = parents
 
 
-def _precision(arithmetic: Arithmetic) -> str:
+def precision_of(arithmetic: Arithmetic) -> str:
+    """The number format of the passes, as ``run.json`` says it."""
     dtype = arithmetic.compute or arithmetic.weights
     return {torch.bfloat16: "bf16", torch.float64: "fp64"}.get(dtype, "fp32")
 
