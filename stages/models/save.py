@@ -102,18 +102,29 @@ def save_model(
     if identity.kind != "policy":
         config.mean, config.std = identity.mean, identity.std
         config.problem_type = "regression"  # other tools then read the raw score
-    state = network.module.state_dict()
-    state.update(weights or {})
+    network.module.save_pretrained(folder, state_dict=_state(network.module, dtype, weights))
     if dtype is not None:
-        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
-    stored, config.dtype = config.dtype, dtype or config.dtype
-    network.module.save_pretrained(folder, state_dict=state)
-    config.dtype = stored
+        stored, config.dtype = config.dtype, dtype  # the call above wrote that of the module
+        config.save_pretrained(folder)
+        config.dtype = stored
     if identity.kind == "policy":
         network.module.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_identity(folder, identity)
     (folder / "README.md").write_text(_card(identity, config.model_type), encoding="utf-8")
+
+
+def _state(
+    module: PreTrainedModel, dtype: torch.dtype | None, weights: dict[str, torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """What is written: tied weights under one name, or the other would keep what it was."""
+    once = {name for name, _ in module.named_parameters()}
+    once |= {name for name, _ in module.named_buffers()}
+    state = {name: value for name, value in module.state_dict().items() if name in once}
+    state.update(weights or {})
+    if dtype is None:
+        return state
+    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
 
 
 def _card(identity: Identity, family: str) -> str:
