@@ -9,9 +9,8 @@ shifted so that demonstrations average 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -19,18 +18,18 @@ import torch
 from torch import Tensor
 
 from stages import inputs
-from stages.batch import Example, Group, GroupBatch, behind, pack, pack_groups
+from stages.batch import Group, GroupBatch, pack_groups
 from stages.config import RewardModelConfig
 from stages.data import store
 from stages.data.plan import micro_batches, optimiser_batch, share
 from stages.data.store import Store
-from stages.errors import ConfigError
 from stages.functional import ranking
-from stages.models import generate
 from stages.models.forward import scores
-from stages.models.load import is_reward_model, load_policy, load_reward, with_fresh_head
-from stages.models.network import Network, without_dropout
+from stages.models.load import is_reward_model, load_reward, with_fresh_head
+from stages.models.network import without_dropout
 from stages.models.save import save_model
+from stages.normaliser import Normaliser
+from stages.pairs import judge
 from stages.runtime import start
 from stages.runtime.loop import run_task
 from stages.runtime.optim import Trainee, swapped, trainee
@@ -84,6 +83,7 @@ def _train(session: Session, config: RewardModelConfig) -> Result:
     trained = trainee(reward, config.train)
     session.restore(model=trained)
     run_task(session, Ranked(session, config, text, trained, read.records, normaliser))
+    show_calibration(session)
     return session.finish(f"rlhf ppo ppo.yaml reward.path={config.output}")
 
 
@@ -164,7 +164,9 @@ class Ranked:
         if held_out is None:
             return {}
         self.trained.network.module.eval()
-        return figures(held_out, self._tables(held_out))
+        judged = judge(held_out, self._tables(held_out))
+        self.session.facts["calibration"] = judged.bins
+        return judged.figures
 
     @torch.no_grad()
     def _tables(self, held_out: Store) -> list[np.ndarray]:
@@ -207,140 +209,15 @@ class Ranked:
         self.session.publish(name, write)
 
 
-@dataclass
-class Normaliser:
-    """Measures the mean (and std) of raw scores that make scores comparable between models.
-
-    ``demonstrations``: they average 0 (Ouyang et al. 2022, §3.5). ``reference``: samples of a
-    policy have mean 0 and std 1 (Ziegler et al. 2019, ``rewards.py``).
-    """
-
-    session: Session
-    config: RewardModelConfig
-    text: start.Text
-    rankings: Store
-    demonstrations: Store | None
-    texts: Sequence[Example] = ()
-
-    def prepare(self) -> None:
-        """The texts to score, before training: what cannot be read is refused at the start."""
-        on = self.config.normalise.on
-        if on == "reference":
-            self.texts = self._samples()
-        elif on == "demonstrations":
-            self.texts = self._demonstrations()
-
-    def parents(self) -> list[dict[str, str]]:
-        """The policy that is sampled, where one is."""
-        if self.config.normalise.on != "reference":
-            return []
-        return [start.parent("policy", self._policy())]
-
-    def measure(self, network: Network) -> tuple[float, float, str]:
-        """Mean and std of the raw scores, and what they were measured on."""
-        on = self.config.normalise.on
-        if on == "none":
-            return 0.0, 1.0, "none"
-        network.module.eval()
-        raw = torch.tensor(raw_scores(self.session, network, self.texts), dtype=torch.float64)
-        if on == "reference":
-            mean, std = ranking.normalise_by_moments(raw)
-        else:
-            mean, std = ranking.normalise_by_mean(raw)
-        return float(mean), float(std), self._described()
-
-    def _described(self) -> str:
-        options = self.config.normalise
-        if options.on == "reference":
-            return f"{options.samples} samples of {self._policy()}"
-        return options.demonstrations or "the best-ranked answers of data.train"
-
-    def _demonstrations(self) -> list[Example]:
-        """The demonstrations of a file, or the best-ranked answer of each training prompt."""
-        if self.demonstrations is not None:
-            return list(self.demonstrations)
-        self.session.reporter.note("scores are shifted: best-ranked answers average 0")
-        return [best_answer(group) for group in self.rankings]
-
-    def _policy(self) -> str:
-        return self.config.normalise.policy or self.config.model
-
-    def _samples(self) -> list[Example]:
-        """Answers of the policy to training prompts, one each until there are enough."""
-        options = self.config.normalise
-        known = self._prompts(options.max_new_tokens)
-        prompts = [known[n % len(known)] for n in range(options.samples)]
-        policy = load_policy(self._policy(), start.loading_of(self.session)).freeze()
-        sampling = generate.Sampling(options.max_new_tokens, self.text.codec.stop_ids)
-        keys = [(n, 0) for n in range(options.samples)]
-        uniforms = generate.noise(self.config.seed, keys, options.max_new_tokens)
-        answers = generate.generate(policy, prompts, uniforms, sampling)
-        return [behind(p, answer.ids) for p, answer in zip(prompts, answers, strict=True)]
-
-    def _prompts(self, room: int) -> list[np.ndarray]:
-        """The training prompts that leave room for an answer."""
-        positions = start.positions_of(self.config)
-        prompts = [group.prompt for group in self.rankings]
-        fitting = [p for p in prompts if positions is None or len(p) + room <= positions]
-        if not fitting:
-            raise ConfigError(
-                f"{room} leaves no prompt room for an answer in {positions} positions",
-                where="normalise.max_new_tokens",
-                do="lower it",
-            )
-        return fitting
-
-
-def figures(held_out: Store, tables: Sequence[np.ndarray]) -> Metrics:
-    """Accuracy overall and by K, margin, log loss and calibration over all strict pairs.
-
-    Beside the accuracy stands that of "the longer answer wins", the judge that knows nothing.
-    """
-    right: dict[int, list[bool]] = {}
-    longer: list[bool] = []
-    gaps: list[float] = []
-    for group, table in zip(held_out, tables, strict=True):
-        for better, worse in strict_pairs(group):
-            gaps.append(float(table[better] - table[worse]))
-            right.setdefault(len(group.answers), []).append(gaps[-1] > 0)
-            longer.append(len(group.answers[better]) > len(group.answers[worse]))
-    if not gaps:
-        return {}
-    calibration = ranking.pair_calibration(torch.tensor(gaps, dtype=torch.float64))
-    return {
-        "eval/loss": float(calibration.nll),
-        "eval/accuracy": float(np.mean([ok for oks in right.values() for ok in oks])),
-        "eval/margin": float(np.mean(gaps)),
-        "eval/ece": float(calibration.ece),
-        "eval/length_accuracy": float(np.mean(longer)),
-        **{f"eval/accuracy_k{k}": float(np.mean(oks)) for k, oks in sorted(right.items())},
-    }
-
-
-def strict_pairs(group: Group) -> Iterator[tuple[int, int]]:
-    """The pairs (preferred, other) of unlike rank."""
-    ranks = group.ranks
-    return ((i, j) for i, j in permutations(range(len(ranks)), 2) if ranks[i] < ranks[j])
-
-
-def best_answer(group: Group) -> Example:
-    """The best-ranked answer behind its prompt."""
-    return behind(group.prompt, group.answers[int(np.argmin(group.ranks))])
-
-
-@torch.no_grad()
-def raw_scores(session: Session, network: Network, examples: Sequence[Example]) -> list[float]:
-    """The head's output at the last token of each sequence, in the order given."""
-    lengths = np.array([len(example.ids) for example in examples])
-    world, budget = session.world, session.config.train.tokens_per_micro_batch
-    mine = share(lengths, world.rank, world.size)
-    found: list[tuple[int, float]] = []
-    for rows in micro_batches(lengths[mine], budget):
-        chosen = [int(mine[n]) for n in rows]
-        out = scores(network, pack([examples[n] for n in chosen]).to(network.device))
-        raw = out.double() * network.std + network.mean
-        found += list(zip(chosen, raw.tolist(), strict=True))
-    return [value for _, value in sorted(world.gather(found))]
+def show_calibration(session: Session) -> None:
+    """Whether σ(|difference|), the confidence in an order, is the share of right orders."""
+    rows = [
+        [f"{b['n']:.0f}", f"{b['confidence']:.3f}", f"{b['accuracy']:.3f}"]
+        for b in session.facts.get("calibration", [])
+    ]
+    if rows:
+        columns = ("pairs", "confidence", "accuracy")
+        session.reporter.table("calibration on held-out pairs", columns, rows)
 
 
 def tokens_of(group: Group) -> int:

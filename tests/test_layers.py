@@ -33,6 +33,9 @@ LAYERS: tuple[tuple[str, int, set[str]], ...] = (
     ("stages/runtime/", 3, HF | {"accelerate", "xxhash"}),
     ("stages/inputs.py", 4, HF),
     ("stages/show.py", 4, TORCH),
+    ("stages/budget.py", 4, HF),
+    ("stages/normaliser.py", 4, TORCH),
+    ("stages/pairs.py", 4, TORCH),
     ("stages/rollout.py", 4, TORCH),
     ("stages/advantage.py", 4, TORCH),
     ("stages/update.py", 4, TORCH),
@@ -48,7 +51,10 @@ WITHIN = {"stages/config/", "stages/functional/", "stages/data/", "stages/models
           "stages/runtime/", "rlhf_cli/"}  # fmt: skip
 STEPS = (
     "stages/show.py",
+    "stages/budget.py",
     "stages/inputs.py",
+    "stages/normaliser.py",
+    "stages/pairs.py",
     "stages/rollout.py",
     "stages/advantage.py",
     "stages/update.py",

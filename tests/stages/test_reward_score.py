@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages import reward_model
+from stages import pairs, reward_model
 from stages.batch import Group
 from stages.models.load import load_reward
 from stages.runtime.reporter import SilentReporter
@@ -161,7 +161,7 @@ def group(lengths: list[int], ranks: list[int]) -> Group:
 def test_held_out_figures_are_those_of_a_hand_made_table() -> None:
     held_out = [group([3, 5], [1, 2]), group([4, 2, 2], [1, 2, 2]), group([1, 1], [2, 2])]
     tables = [np.array([1.0, 1.5]), np.array([2.0, 0.0, 2.0]), np.array([0.0, 9.0])]
-    found = reward_model.figures(held_out, tables)  # type: ignore[arg-type]
+    found = pairs.judge(held_out, tables).figures
     # Strict pairs: -0.5 (the longer answer is worse), 2.0 and 0.0 (the longer answer is better).
     gaps = [-0.5, 2.0, 0.0]
     assert found["eval/accuracy"] == pytest.approx(1 / 3)
@@ -175,6 +175,16 @@ def test_held_out_figures_are_those_of_a_hand_made_table() -> None:
     assert found["eval/ece"] == pytest.approx(
         np.mean([confident[0], 1 - confident[1], confident[2]])
     )
+
+
+def test_calibration_bins_hold_the_pairs_by_their_confidence() -> None:
+    held_out = [group([3, 5], [1, 2]), group([4, 2, 2], [1, 2, 2])]
+    tables = [np.array([1.0, 1.5]), np.array([2.0, 0.0, 2.0])]
+    bins = pairs.judge(held_out, tables).bins
+    assert [b["n"] for b in bins] == [1.0, 1.0, 1.0]
+    assert [b["accuracy"] for b in bins] == [0.0, 0.0, 1.0]
+    expected = [1 / (1 + math.exp(-gap)) for gap in (0.0, 0.5, 2.0)]
+    assert [b["confidence"] for b in bins] == pytest.approx(expected)
 
 
 def test_held_out_figures_of_a_run_are_those_of_its_model(project: Project) -> None:
