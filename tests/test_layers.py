@@ -51,8 +51,8 @@ WITHIN = {"stages/config/", "stages/functional/", "stages/data/", "stages/models
           "stages/runtime/", "rlhf_cli/"}  # fmt: skip
 STEPS = (
     "stages/show.py",
-    "stages/budget.py",
     "stages/inputs.py",
+    "stages/budget.py",
     "stages/normaliser.py",
     "stages/pairs.py",
     "stages/rollout.py",
