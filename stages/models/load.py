@@ -1,6 +1,6 @@
 """Loading policies, reward models and critics from folders, and refusing what is no model.
 
-Only safetensors are read. A loaded model has every weight it needs and no other, all finite.
+Only safetensors are read. A loaded model has every weight it needs, all finite.
 """
 
 from __future__ import annotations
@@ -287,6 +287,7 @@ def _from_pretrained(
             use_safetensors=True,
             trust_remote_code=loading.trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
@@ -309,6 +310,13 @@ def _require_whole(info: dict[str, Any], expected_missing: set[str], source: str
             f"{len(missing)} weights are missing, {len(mismatched)} of another shape ({named})",
             where=source,
             do="copy the folder anew, or run the stage that made it again",
+        )
+    # transformers' heads have no bias and leave one in the file out without a word.
+    if biases := {"score.bias", "classifier.bias"} & set(info["unexpected_keys"]):
+        raise CheckpointError(
+            f"its head has a bias ({biases.pop()}), which transformers would leave out",
+            where=source,
+            do="fold the bias into mean: mean = -bias in its config.json, and remove the weight",
         )
 
 
