@@ -71,7 +71,7 @@ def _session(config: StageConfig, reporter: Reporter, scratch: Path) -> Session:
     """A session that never opens the output folder; what the cache cannot hold goes to scratch."""
     arithmetic = choose(config.device, config.train.precision)
     place.require(config)
-    place.require_writable(Path(config.output))
+    place.require_unlocked(Path(config.output))
     trackers.require(config)
     started = time.perf_counter()
     return Session(config, scratch, World(), arithmetic, reporter, StopRequest(), started)

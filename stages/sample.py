@@ -26,6 +26,7 @@ from stages.models.generate import Answer, Sampling, generate, noise
 from stages.models.load import Loading, load_policy, load_tokenizer, max_positions
 from stages.models.network import Network
 from stages.models.precision import choose
+from stages.runtime.place import existing
 from stages.runtime.reporter import Reporter
 from stages.runtime.signals import StopRequest
 
@@ -91,6 +92,7 @@ def run(
             where=str(options.output),
             do="give --output another file",
         )
+    _make_ready(options.output, kept)
     reporter.begin("sample", total=len(prompts), unit="prompts", done=len(kept))
     ended = 0
     with StopRequest() as stop:
@@ -189,7 +191,7 @@ def _line(item: PromptItem, answers: Sequence[Answer], codec: Codec) -> str:
 
 
 def _kept_lines(options: SampleOptions) -> list[bytes]:
-    """The complete lines of an earlier run; a torn last line is cut off.
+    """The complete lines of an earlier run, with their ends.
 
     Raises:
         ConfigError: the file has lines and is not resumed, or cannot be written.
@@ -197,26 +199,30 @@ def _kept_lines(options: SampleOptions) -> list[bytes]:
     if options.output is None:
         return []
     path = Path(options.output)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_bytes() if path.exists() else b""
-        if text and not options.resume:
-            raise ConfigError(
-                "the file is not empty",
-                where=f"--output {path}",
-                do="go on with --resume, or give another file",
-            )
-        whole = text[: text.rfind(b"\n") + 1]
-        if whole != text:
-            os.truncate(path, len(whole))
-        path.touch()
-    except OSError as error:
+    nearest = existing(path)
+    if path.is_dir() or not os.access(nearest, os.W_OK) or (nearest != path and nearest.is_file()):
         raise ConfigError(
-            f"cannot be written ({error.strerror})",
+            "cannot be written" if nearest == path else f"{nearest} cannot be written",
             where=f"--output {path}",
             do="give a file that this user may write",
-        ) from None
-    return whole.splitlines()
+        )
+    text = path.read_bytes() if path.exists() else b""
+    if text and not options.resume:
+        raise ConfigError(
+            "the file is not empty",
+            where=f"--output {path}",
+            do="go on with --resume, or give another file",
+        )
+    return text[: text.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+def _make_ready(output: str | None, kept: Sequence[bytes]) -> None:
+    """The file holds the kept lines alone: a line that an earlier run left torn goes now."""
+    if output is None:
+        return
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    with open(output, "ab") as file:
+        file.truncate(sum(map(len, kept)))
 
 
 def _append(lines: Sequence[str], output: str | None, write: Callable[[str], None] | None) -> None:

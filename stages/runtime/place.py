@@ -11,15 +11,23 @@ from stages.runtime import run_dir
 
 
 def require(config: StageConfig) -> None:
-    """The output folder can be one, and is no folder that the run reads.
+    """The output folder can be written, and is no folder that the run reads.
 
     Raises:
-        ConfigError: it is a file, or holds, is or lies in the folder of a model that is read.
+        ConfigError: it is a file, may not be written, or holds, is or lies in the folder of a
+            model that is read.
     """
     folder = Path(config.output)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(
             "is a file", where=f"output: {folder}", do="give output the name of a folder"
+        )
+    nearest = existing(folder)
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{nearest} cannot be written",
+            where=f"output: {folder}",
+            do="give output a folder that this user may write into",
         )
     written = folder.resolve()
     for key, source in sources(config):
@@ -62,28 +70,20 @@ def require_free(config: StageConfig, *, resume: bool, overwrite: bool) -> None:
         )
 
 
-def require_writable(folder: Path) -> None:
-    """This user may make the folder or write into it, and no other run does; nothing is written.
+def require_unlocked(folder: Path) -> None:
+    """No other run holds the folder; nothing is written.
 
     Raises:
-        ConfigError: not writable, or another run is writing into it.
+        ConfigError: another run is writing into it.
     """
-    nearest = existing(folder)
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(
-            "the folder cannot be written" if nearest == folder else f"{nearest} cannot be written",
-            where=f"output: {folder}",
-            do="give output a folder that this user may write into",
-        )
-    if (folder / ".lock").is_file() and os.access(folder / ".lock", os.W_OK):
+    if (folder / ".lock").is_file():
         with run_dir.locked(folder):
             pass
 
 
 def existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
-    here = folder.absolute()
-    return next(path for path in (here, *here.parents) if path.exists())
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def state_of(folder: Path) -> str:
