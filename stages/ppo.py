@@ -160,6 +160,7 @@ class Loop:
         collected = self._collect([item.ids for item in items], keys, self.readers)
         require_scores(collected.rollout, f"iteration {progress.iteration + 1}")
         estimated = estimate(collected.rollout, self.config, kl_coef=progress.stage["kl_coef"])
+        self.guard_kl(estimated.kl)
         progress.stage["kl"] = estimated.kl
         progress.window.add(estimated.metrics)
         progress.window.add(
@@ -168,7 +169,6 @@ class Loop:
                 "time/score": collected.reading_seconds,
             }
         )
-        self.guard_kl(estimated.kl)
         return collected.rollout, estimated.targets
 
     def improve(self, rollout: Rollout, targets: Targets) -> None:
@@ -230,8 +230,11 @@ class Loop:
             sums += [rollout.scores.sum(), masked_sum(kl, rollout.mask), rollout.mask.sum()]
         score, kl_mean, length = sums / len(held_out)
         figures = {"eval/score": score, "eval/kl": kl_mean, "eval/response_length_mean": length}
-        row = self.session.log("eval", figures, iteration=self.session.progress.iteration)
-        self.session.reporter.advance(self.session.progress.iteration, row)
+        iteration = self.session.progress.iteration
+        for name, value in figures.items():
+            require_finite(float(value), what=f"iteration {iteration}, {name}")
+        row = self.session.log("eval", figures, iteration=iteration)
+        self.session.reporter.advance(iteration, row)
 
     def show_samples(self) -> None:
         """The first answers of the rollout with their scores: a table, and samples.jsonl."""
@@ -345,7 +348,8 @@ class Loop:
         """The current rollout for a checkpoint written inside an iteration."""
         assert self.rollout is not None
         assert self.targets is not None
-        return {"rollout": self.rollout.to_tensors() | self.targets._asdict()}
+        targets = {name: tensor.clone() for name, tensor in self.targets._asdict().items()}
+        return {"rollout": self.rollout.to_tensors() | targets}  # no two share their memory
 
     @property
     def _out_of_steps(self) -> bool:

@@ -39,18 +39,24 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def cut_back(path: Path, step: int) -> None:
-    """Keep the rows up to an optimiser step; a torn last line goes as well."""
+def cut_back(path: Path, step: int, iteration: int) -> None:
+    """Keep the rows up to a training state; a torn last line goes as well.
+
+    An iteration of ppo that a checkpoint holds unfinished is logged at the checkpoint's own step.
+    """
     if not path.is_file():
         return
-    kept = [line for line in path.read_bytes().splitlines(keepends=True) if _until(line, step)]
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if _until(line, step, iteration)]
     temporary = path.with_name(f".tmp-{path.name}")
     temporary.write_bytes(b"".join(kept))
     temporary.replace(path)
 
 
-def _until(line: bytes, step: int) -> bool:
+def _until(line: bytes, step: int, iteration: int) -> bool:
     try:
-        return line.endswith(b"\n") and int(json.loads(line)["step"]) <= step
+        row = json.loads(line)
+        known = int(row["step"]) <= step and int(row.get("iteration", 0)) <= iteration
+        return line.endswith(b"\n") and known
     except (ValueError, KeyError, TypeError):
         return False

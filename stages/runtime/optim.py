@@ -120,6 +120,20 @@ def take_step(trained: Trainee, *, lr: float) -> None:
     _follow(trained)
 
 
+def require_finite_weights(trained: Trainee, *, what: str) -> None:
+    """A guard: no broken weights are saved.
+
+    Raises:
+        TrainingError: a weight is not finite; it is named.
+    """
+    for name, p in zip(trained.names, trained.parameters, strict=True):
+        if not bool(torch.isfinite(p).all()):
+            raise TrainingError(
+                f"{what}: the weight {name} holds numbers that are not finite",
+                do="lower train.learning_rate; the checkpoint before this step, if any, is whole",
+            )
+
+
 def gradient_norm(trained: Trainee) -> float:
     """The norm of the gradients as they are."""
     return float(torch.nn.utils.get_total_norm([p.grad for p in trained.parameters]))

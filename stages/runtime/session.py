@@ -27,6 +27,7 @@ from stages.runtime.optim import (
     load_optimiser_state,
     load_weights,
     optimiser_state,
+    require_finite_weights,
     weights,
 )
 from stages.runtime.processes import World, join, leave
@@ -111,12 +112,19 @@ class Session:
         self.progress = Progress(**state)
         if self.world.main:
             for name in ("metrics.jsonl", "samples.jsonl"):
-                metrics.cut_back(self.folder / name, self.progress.step)
+                path = self.folder / name
+                metrics.cut_back(path, self.progress.step, self.progress.iteration)
         self.reporter.note(f"resumed at step {self.progress.step} from {self.resume_from}")
         return saved.tensors
 
     def save(self, extra: Mapping[str, dict[str, Tensor]] | None = None) -> None:
-        """Write a checkpoint and rotate the older ones."""
+        """Write a checkpoint and rotate the older ones.
+
+        Raises:
+            TrainingError: a weight is not finite; nothing is written.
+        """
+        for trained in self.trainees.values():
+            require_finite_weights(trained, what=f"step {self.progress.step}")
         if not self.world.main:
             self.world.wait()
             return
