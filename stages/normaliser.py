@@ -19,6 +19,7 @@ from stages.models.forward import scores
 from stages.models.load import load_policy
 from stages.models.network import Network
 from stages.runtime import start
+from stages.runtime.loop import require_finite
 from stages.runtime.session import Session
 
 
@@ -52,7 +53,11 @@ class Normaliser:
         return [start.parent("policy", self._policy())]
 
     def measure(self, network: Network) -> tuple[float, float, str]:
-        """Mean and std of the raw scores, and what they were measured on."""
+        """Mean and std of the raw scores, and what they were measured on.
+
+        Raises:
+            TrainingError: the scores are not finite.
+        """
         on = self.config.normalise.on
         if on == "none":
             return 0.0, 1.0, "none"
@@ -62,6 +67,7 @@ class Normaliser:
             mean, std = ranking.normalise_by_moments(raw)
         else:
             mean, std = ranking.normalise_by_mean(raw)
+        require_finite(float(mean), what=f"step {self.session.progress.step}, mean score")
         return float(mean), float(std), self._described()
 
     def _described(self) -> str:

@@ -31,7 +31,7 @@ from stages.models.save import save_model
 from stages.normaliser import Normaliser
 from stages.pairs import judge
 from stages.runtime import start
-from stages.runtime.loop import run_task
+from stages.runtime.loop import require_finite, run_task
 from stages.runtime.optim import Trainee, swapped, trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
@@ -164,7 +164,10 @@ class Ranked:
         if held_out is None:
             return {}
         self.trained.network.module.eval()
-        judged = judge(held_out, self._tables(held_out))
+        tables = self._tables(held_out)
+        total = float(sum(table.sum() for table in tables))
+        require_finite(total, what=f"step {self.session.progress.step}, sum of the eval scores")
+        judged = judge(held_out, tables)
         self.session.facts["calibration"] = judged.bins
         return judged.figures
 

@@ -206,9 +206,10 @@ def _evaluate(session: Session, task: Task, per_epoch: int, *, publish: bool) ->
     figures = task.evaluate()
     if not figures:
         return
-    epoch = session.progress.step / per_epoch
-    row = session.log("eval", figures, epoch=round(epoch, 4))
-    session.reporter.advance(session.progress.step, row)
+    step = session.progress.step
+    require_finite(figures[task.select_by], what=f"step {step}, {task.select_by}")
+    row = session.log("eval", figures, epoch=round(step / per_epoch, 4))
+    session.reporter.advance(step, row)
     if publish and session.select(task.select_by, row[task.select_by]):
         task.publish("model")
 
