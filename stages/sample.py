@@ -152,7 +152,12 @@ def _prompts(options: SampleOptions, codec: Codec, policy: Network) -> Store:
             where="command line: --max-new-tokens",
             do=f"give less than {positions}",
         )
-    data = PromptData(train=options.prompts, eval=None, limit=options.limit, max_prompt_tokens=room)
+    data = PromptData(
+        train=options.prompts,
+        eval=None,
+        limit=options.limit,
+        max_prompt_tokens=1 << 30,  # the positions alone limit a prompt
+    )
     spec = LoadSpec(
         kind="prompts", data=data, max_positions=positions, reserve_tokens=options.max_new_tokens
     )

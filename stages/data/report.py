@@ -8,6 +8,13 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from stages.data.encode import (
+    ANSWER_OVER,
+    NO_STRICT_PAIR,
+    POSITIONS_OVER,
+    PROMPT_OVER,
+    UNRANKED,
+)
 from stages.errors import DataError
 
 DUPLICATE = "duplicate prompt"
@@ -140,15 +147,28 @@ def check(report: RoleReport, max_dropped: float) -> None:
         what = (
             f"nothing is left to learn from: all {report.records} records are left out: {reasons}"
         )
-        raise DataError(what, where=where, do=_REMEDY)
+        raise DataError(what, where=where, do=_remedy(report))
     if unusable > max_dropped * report.records:
         what = (
             f"{unusable} of {report.records} records cannot be used, more than "
             f"data.max_dropped = {max_dropped:g} allows: {reasons}"
         )
-        raise DataError(what, where=where, do=f"{_REMEDY}, or raise data.max_dropped")
+        raise DataError(what, where=where, do=f"{_remedy(report)}; or raise data.max_dropped")
 
 
-_REMEDY = (
-    "repair the data, or raise data.max_prompt_tokens or data.max_response_tokens, or truncate"
-)
+def _remedy(report: RoleReport) -> str:
+    """What helps against the reasons that were met, the most frequent first."""
+    helps = [_REMEDIES.get(reason, _REPAIR) for reason in report.dropped if reason != DUPLICATE]
+    return "; ".join(dict.fromkeys(helps)) or _REPAIR
+
+
+_REPAIR = "repair these records"
+_RANK = "give each prompt two or more answers of unlike rank"
+_REMEDIES = {
+    PROMPT_OVER: "raise data.max_prompt_tokens, or set data.overlong: truncate",
+    ANSWER_OVER: "raise data.max_response_tokens, or set data.overlong: truncate",
+    POSITIONS_OVER: "shorten these records (a stage does it with data.overlong: truncate), ask for "
+    "shorter answers, or take a model with more positions",
+    UNRANKED: _RANK,
+    NO_STRICT_PAIR: "set ranking.ties: half for ties, or rank them",
+}

@@ -264,8 +264,9 @@ def _template(tokenizer: Any, name: str | None) -> str | None:
     try:
         return Path(name).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"cannot read the chat template: {error}",
+            f"cannot read the chat template: {reason}",
             where=f"data.chat_template: {name}",
             do=f"give the path of a Jinja file, or a built-in name: {', '.join(_BUILT_IN)}",
         ) from error

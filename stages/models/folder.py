@@ -6,7 +6,7 @@ A folder of another tool has none; then its ``config.json`` must do.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +66,30 @@ def read_identity(folder: Path) -> Identity | None:
         return None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        values["stop_ids"] = tuple(values["stop_ids"])
-        identity = Identity(**values)
-    except (ValueError, KeyError, TypeError) as error:
+        version = values.get("version", VERSION)
+        if version <= VERSION:
+            return _identity(values)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"cannot be read as the description of a model ({error})",
             where=str(path),
             do="run the stage that made this folder again",
         ) from None
-    if identity.version > VERSION:
-        raise CheckpointError(
-            f"was written in layout {identity.version}, this version reads up to {VERSION}",
-            where=str(path),
-            do="use a newer version of rlhf",
-        )
-    return identity
+    raise CheckpointError(
+        f"was written in layout {version}, this version reads up to {VERSION}",
+        where=str(path),
+        do="use a newer version of rlhf",
+    )
+
+
+def _identity(values: dict[str, Any]) -> Identity:
+    known = fields(Identity)
+    needed = {f.name for f in known if f.default is MISSING and f.default_factory is MISSING}
+    if lacking := sorted(needed - values.keys()):
+        raise ValueError(f"it lacks {', '.join(lacking)}")
+    if unknown := sorted(values.keys() - {f.name for f in known}):
+        raise ValueError(f"it has an unknown {', '.join(unknown)}")
+    return Identity(**{**values, "stop_ids": tuple(values["stop_ids"])})
 
 
 def model_folder(source: str) -> Path:

@@ -70,8 +70,10 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTraine
             _location(source, folder), trust_remote_code=trust_remote_code
         )
     except Exception as error:  # each tokenizer library raises kinds of its own
+        known = not folder.is_dir() or any(folder.glob("tokenizer*"))
+        reason = _first_line(error) if known else "the folder holds no tokenizer file"
         raise CheckpointError(
-            f"no tokenizer can be loaded ({_first_line(error)})",
+            f"no tokenizer can be loaded ({reason})",
             where=source,
             do="copy the tokenizer files (tokenizer.json, tokenizer_config.json) into the folder",
         ) from error

@@ -83,7 +83,7 @@ def require_unlocked(folder: Path) -> None:
 
 def existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def state_of(folder: Path) -> str:

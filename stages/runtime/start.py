@@ -70,9 +70,11 @@ def require_same_text(identity: Identity, codec: Codec, source: str, other: str)
             do="use models that come from the same base model",
         )
     if identity.template_hash != codec.template_hash:
+        own, asked = (str(x.as_messages).lower() for x in (identity, codec))
+        how = "another chat template" if own == asked else f"data.as_messages: {own}"
+        now = "" if own == asked else f" ({asked})"
         raise CheckpointError(
-            f"it was made with another chat template or data.as_messages "
-            f"({identity.as_messages}) than {other} asks for ({codec.as_messages})",
+            f"it was made with {how} than {other} asks for{now}",
             where=source,
             do="set data.chat_template and data.as_messages as in the earlier stage",
         )

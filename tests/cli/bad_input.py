@@ -302,7 +302,7 @@ CONFIG = [
         "sft sft.yaml data.chat_template=no.jinja",
         2,
         "data.chat_template: no.jinja",
-        ("cannot read the chat template",),
+        ("cannot read the chat template: No such file or directory",),
         "chatml",
     ),
     Bad(
@@ -490,8 +490,8 @@ DATA = [
         "sft sft.yaml data.train=wrong.jsonl",
         3,
         "wrong.jsonl:2:response",
-        ("",),
-        "",
+        ("must be a string, not a number",),
+        "correct this field",
         lines("wrong.jsonl", GOOD_LINE, {"prompt": "ab:", "response": 7}),
     ),
     Bad(
@@ -531,7 +531,8 @@ DATA = [
             "1 × no strict pair (first: useless.jsonl:2)",
             "1 × answer over max_response_tokens (first: useless.jsonl:3)",
         ),
-        "repair the data",
+        "answers of unlike rank; set ranking.ties: half for ties, or rank them; raise "
+        "data.max_response_tokens",
         lines(
             "useless.jsonl",
             *rankings(
@@ -562,7 +563,7 @@ DATA = [
         3,
         "long.jsonl",
         ("all 1 records are left out", "1 × prompt and answer over the model's positions"),
-        "",
+        "data.overlong: truncate",
         lines("long.jsonl", {"prompt": LONG, "response": "b"}),
     ),
     Bad(
@@ -571,7 +572,7 @@ DATA = [
         3,
         "long.jsonl",
         ("1 × prompt and answer over the model's positions",),
-        "",
+        "data.overlong: truncate",
         lines("long.jsonl", {"prompt": LONG}),
     ),
     Bad(
@@ -650,7 +651,7 @@ MODELS = [
         "sft sft.yaml",
         4,
         "base",
-        ("no tokenizer can be loaded",),
+        ("no tokenizer can be loaded (the folder holds no tokenizer file)",),
         "tokenizer.json",
         without_tokenizer,
     ),
@@ -790,7 +791,7 @@ MODELS = [
         "train-rm rm.yaml data.chat_template=chatml",
         4,
         "base",
-        ("another chat template",),
+        ("it was made with another chat template than the config asks for",),
         "data.chat_template",
         lambda folder: own_identity(folder / "base"),
     ),
@@ -799,7 +800,7 @@ MODELS = [
         "sft sft.yaml",
         4,
         "base/rlhf.json",
-        ("cannot be read as the description of a model",),
+        ("cannot be read as the description of a model (it lacks as_messages",),
         "run the stage that made this folder again",
         holding("base/rlhf.json", '{"kind": "policy"}'),
     ),
@@ -860,8 +861,8 @@ SAMPLE += [
         "sample base long.jsonl --output answers.jsonl",
         3,
         "long.jsonl",
-        ("all 1 records are left out", "over"),
-        "",
+        ("all 1 records are left out", "over the model's positions"),
+        "shorten these records",
         lines("long.jsonl", {"prompt": LONG}),
     ),
     Bad(
