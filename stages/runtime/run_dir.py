@@ -146,6 +146,7 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
     write(temporary)
     flush([*(path for path in temporary.rglob("*") if path.is_file()), temporary])
     if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     temporary.rename(target)
     flush([folder])
