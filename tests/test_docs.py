@@ -24,6 +24,7 @@ from stages.data.records import Demonstration, Prompt, Ranking, Row
 from stages.functional.policy_gradient import PolicyDiagnostics
 from stages.runtime import resume, run_dir
 from stages.update import _per_token
+from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -253,7 +254,13 @@ def test_every_metric_has_definition_unit_range_and_stage() -> None:
         assert set(cells[4].split(", ")) <= {"sft", "train-rm", "ppo", "all"}, row
 
 
-# The pipeline, the run folder, the data.
+# Layers, pipeline, run folder, data.
+
+
+def test_the_layers_on_the_page_are_those_that_the_imports_are_held_to() -> None:
+    rows = re.findall(r"^\| (\d) \| ([^|]*) \|", read("CONTRIBUTING.md"), re.MULTILINE)
+    told = {(part, int(layer)) for layer, parts in rows for part in re.findall("`(.*?)`", parts)}
+    assert told == {(part, layer) for part, layer, _ in LAYERS if part != "stages/__init__.py"}
 
 
 @pytest.mark.parametrize("stage", STAGES)
