@@ -89,6 +89,7 @@ def generate(
     Returns:
         R answers, in the order of the prompts.
     """
+    assert all(len(prompt) for prompt in prompts), "a prompt has no token to go on from"
     training = network.module.training
     network.module.eval()
     answers: list[Answer] = [Answer(np.empty(0, np.int64), False)] * len(prompts)

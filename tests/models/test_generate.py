@@ -233,6 +233,13 @@ def test_no_prompts_give_no_answers():
     assert generate(network("llama"), [], torch.zeros(0, T), sampling()) == []
 
 
+@pytest.mark.parametrize("family", ["llama", "falcon"])
+def test_a_prompt_without_a_token_gives_no_silent_answer(family):
+    empty = np.array([], dtype=np.int64)
+    with pytest.raises(AssertionError, match="no token"):
+        generate(network(family), [*prompts((3,)), empty], uniforms(2), sampling())
+
+
 def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> tuple[float, int]:
     """The statistic and its degrees of freedom, rare tokens taken together."""
     expected = probabilities * counts.sum()
@@ -243,9 +250,14 @@ def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> tuple[float, in
     return float((((seen - meant) ** 2)[keep] / meant[keep]).sum()), int(keep.sum()) - 1
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0, 0.5])
-def test_sampled_tokens_follow_the_softmax_at_the_temperature(temperature):
+@pytest.mark.parametrize(
+    ("temperature", "compute"), [(1.0, None), (2.0, None), (0.5, None), (1.0, torch.bfloat16)]
+)
+def test_sampled_tokens_follow_the_softmax_at_the_temperature(temperature, compute):
     policy, (prompt,) = network("llama"), prompts((6,))
+    if compute is not None:
+        policy = tiny_policy("llama", dtype=torch.float32)
+        policy.compute = compute
     count = 5000
     rows = noise(11, [(0, k) for k in range(count)], 1)
     drawn = sampling(max_new_tokens=1, temperature=temperature)
