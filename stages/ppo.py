@@ -113,7 +113,14 @@ class Loop:
             self.rollout = from_tensors(tensors)
 
     def run(self) -> None:
-        """Iterate to the end: log, evaluations, checkpoints."""
+        """Iterate to the end."""
+        with self.session.guarded(self._in_progress):
+            self._iterate()
+        self.session.save()
+        self.session.reporter.end()
+
+    def _iterate(self) -> None:
+        """Rollouts, steps, log, evaluations and checkpoints."""
         session, progress, config = self.session, self.session.progress, self.config
         total = self.plan.iterations
         session.reporter.begin("ppo", total=total, unit="iterations", done=progress.iteration)
@@ -130,17 +137,16 @@ class Loop:
                 row = progress.window.take()
                 logged = session.log("train", row, iteration=progress.iteration)
             session.reporter.advance(progress.iteration, logged)
-            if progress.iteration % config.evaluate.every == 0 or done:
-                self.evaluate()
-            if progress.iteration == 1 or progress.iteration % config.evaluate.every == 0 or done:
+            evaluated = progress.iteration % config.evaluate.every == 0 or done
+            if evaluated or progress.iteration == 1:
                 self.show_samples()
             self.rollout = self.targets = None
+            if evaluated:
+                self.evaluate()
             if progress.iteration % config.checkpoint.every == 0 and not done:
                 session.save()
             if not done:
                 session.stop_if_asked()
-        session.save()
-        session.reporter.end()
 
     @property
     def finished(self) -> bool:
@@ -182,14 +188,10 @@ class Loop:
             key = ("minibatches", progress.iteration, epoch)
             order = shuffled(len(rollout), config.seed, *key)
             rows = order[position * size : (position + 1) * size].tolist()
-            try:
-                documents = self._documents(len(rows))
-                figures = self.update.step(rollout, targets, rows, documents, progress.step)
-            except TrainingError:
-                self.session.save(self._in_progress())
-                raise
+            documents = self._documents(len(rows))
+            figures = self.update.step(rollout, targets, rows, documents, progress.step)
             if figures is None:
-                progress.window.add({"policy/stopped_early": 1.0})
+                state["stopped_early"] = 1.0
                 break
             if state["minibatch"] == 0:
                 figures["policy/ratio_first"] = figures["policy/ratio"]
@@ -197,7 +199,9 @@ class Loop:
             progress.step += 1
             state["minibatch"] += 1
             state["documents"] += len(documents)
-            state["train_seconds"] = state.get("train_seconds", 0.0) + time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            state["train_seconds"] = state.get("train_seconds", 0.0) + seconds
+            progress.train_seconds += seconds
             if not self._out_of_steps:
                 self.session.stop_if_asked(self._in_progress())
 
@@ -211,6 +215,8 @@ class Loop:
                 state["kl_coef"], state["kl"], target=kl.target, gain=gain
             )
         progress.window.add({"time/train": state.pop("train_seconds", 0.0)})
+        if self.config.ppo.target_kl is not None:
+            progress.window.add({"policy/stopped_early": state.pop("stopped_early", 0.0)})
         progress.iteration += 1
         progress.records += episodes
         state["minibatch"] = 0
@@ -302,7 +308,6 @@ class Loop:
         """
         limits = self.config.kl
         if limits.stop_above is not None and kl > limits.stop_above:
-            self.session.save()
             raise TrainingError(
                 f"iteration {self.session.progress.iteration + 1}: the KL to the reference is "
                 f"{kl:.3g} nats per answer, above kl.stop_above {limits.stop_above:g}",
@@ -346,8 +351,8 @@ class Loop:
 
     def _in_progress(self) -> dict[str, dict[str, torch.Tensor]]:
         """The current rollout for a checkpoint written inside an iteration."""
-        assert self.rollout is not None
-        assert self.targets is not None
+        if self.rollout is None or self.targets is None:
+            return {}
         targets = {name: tensor.clone() for name, tensor in self.targets._asdict().items()}
         return {"rollout": self.rollout.to_tensors() | targets}  # no two share their memory
 

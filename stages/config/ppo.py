@@ -234,7 +234,7 @@ class Ptx(Section):
     """Pretraining documents per episode; Ouyang et al. 2022, App. C.4."""
 
     max_tokens: Count = 512
-    """Longest document in tokens; the rest is cut off."""
+    """Longest document in tokens; a longer one is cut into pieces, which are all used."""
 
     aggregation: Literal["token_mean", "seq_mean"] = "token_mean"
     """Average of the pretraining loss: over all tokens, or first over each document's."""

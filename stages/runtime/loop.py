@@ -84,7 +84,16 @@ class Plan:
 
 
 def run_task(session: Session, task: Task) -> None:
-    """Train to the end: steps, log, evaluations, checkpoints; then the finished model folders."""
+    """Train to the end, then write the finished model folders."""
+    with session.guarded():
+        _train(session, task)
+    session.save()
+    _publish_last(session, task)
+    session.reporter.end()
+
+
+def _train(session: Session, task: Task) -> None:
+    """Steps, log, evaluations and checkpoints."""
     config, progress = session.config, session.progress
     per_epoch = steps_per_epoch(task.records(), task.records_per_step())
     total = total_steps(config.train, per_epoch)
@@ -104,9 +113,6 @@ def run_task(session: Session, task: Task) -> None:
             session.save()
         if progress.step < total:
             session.stop_if_asked()
-    session.save()
-    _publish_last(session, task)
-    session.reporter.end()
 
 
 def accumulate(
@@ -183,17 +189,13 @@ def _train_step(session: Session, task: Task, total: int) -> None:
     what = f"step {progress.step + 1}, {task.loss_name}"
     loss = sums.pop(task.loss_name)
     lr = learning_rate_at(config.train, progress.step, total, peak=config.train.learning_rate)
-    try:
-        require_finite(loss, what=what)
-        sum_gradients(task.trained, session.world)
-        norm = clip(task.trained, what=what)
-    except TrainingError:
-        task.trained.adam.zero_grad(set_to_none=True)
-        session.save()
-        raise
+    require_finite(loss, what=what)
+    sum_gradients(task.trained, session.world)
+    norm = clip(task.trained, what=what)
     take_step(task.trained, lr=lr)
     seconds = time.perf_counter() - started
     progress.step += 1
+    progress.train_seconds += seconds
     progress.records += records
     metrics = {task.loss_name: loss, **task.describe(sums)}
     metrics |= {"optim/lr": lr, "optim/grad_norm": norm, "time/train": seconds}

@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 
 from stages.config import StageConfig, to_yaml
-from stages.errors import CheckpointError, ConfigError, Interrupted, RlhfError
+from stages.errors import (
+    CheckpointError,
+    ConfigError,
+    Interrupted,
+    RlhfError,
+    TrainingError,
+)
 from stages.models.precision import Arithmetic, choose
 from stages.runtime import checkpoint, metrics, place, run_dir, trackers
 from stages.runtime.optim import (
@@ -50,6 +56,7 @@ class Progress:
         selected: best evaluation so far: step, by, value.
         window: sums and counts of the metrics since the last logged row.
         seconds: time spent before this process started.
+        train_seconds: time spent in optimiser steps.
         last: metrics of the last logged row.
         evaluation: metrics of the last evaluation.
         stage: what else a stage keeps, such as the KL coefficient.
@@ -61,6 +68,7 @@ class Progress:
     selected: dict[str, Any] | None = None
     window: metrics.Window = field(default_factory=metrics.Window)
     seconds: float = 0.0
+    train_seconds: float = 0.0
     last: Metrics = field(default_factory=dict)
     evaluation: Metrics = field(default_factory=dict)
     stage: dict[str, Any] = field(default_factory=dict)
@@ -140,6 +148,19 @@ class Session:
         best = self.progress.selected["step"] if self.progress.selected else -1
         checkpoint.rotate(folder, keep=self.config.checkpoint.keep, protect=[best])
         self.world.wait()
+
+    @contextmanager
+    def guarded(
+        self, extra: Callable[[], dict[str, dict[str, Tensor]] | None] = lambda: None
+    ) -> Iterator[None]:
+        """Save the state before the step that a guard stops; no step is half taken then."""
+        try:
+            yield
+        except TrainingError:
+            for trained in self.trainees.values():
+                trained.adam.zero_grad(set_to_none=True)
+            self.save(extra())
+            raise
 
     def log(self, kind: str, values: Mapping[str, float], **counters: float) -> Metrics:
         """Write one row of ``metrics.jsonl`` and hand it to the trackers."""
@@ -226,7 +247,10 @@ class Session:
             "iteration": self.progress.iteration,
             "selected": self.progress.selected,
             "metrics": self.progress.last | self.progress.evaluation,
-            "seconds": {"total": round(self.seconds, 3), **self.facts.get("seconds", {})},
+            "seconds": {
+                "total": round(self.seconds, 3),
+                "train": round(self.progress.train_seconds, 3),
+            },
             "processes": self.world.size,
             "threads": torch.get_num_threads(),
             "device": str(self.arithmetic.device),
@@ -234,7 +258,7 @@ class Session:
             **run_dir.surroundings(),
             "config": self.config.model_dump(mode="json"),
             "config_hash": run_dir.hash_of(self.config.model_dump(mode="json")),
-            **{k: v for k, v in self.facts.items() if k != "seconds"},
+            **self.facts,
         }
         run_dir.write_run(self.folder, values)
 
