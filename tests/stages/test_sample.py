@@ -1,0 +1,150 @@
+"""``rlhf sample``: answers by the inverse of the distribution, lines that survive a stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import stages.sample
+from stages.errors import CheckpointError, ConfigError, Interrupted
+from stages.models.generate import noise
+from stages.runtime.reporter import SilentReporter
+from stages.sample import SampleOptions, run
+from tests.stages.project import END_ID, PROMPTS, Listener, Project, ids_of, policy
+
+QUIET = SilentReporter()
+
+
+def sampled(**changes: Any) -> list[dict[str, Any]]:
+    """The lines of a call without an output file."""
+    lines: list[str] = []
+    options = {"policy": "base", "prompts": "prompts.jsonl", "max_new_tokens": 6, **changes}
+    run(SampleOptions(precision="fp32", **options), QUIET, write=lines.append)
+    return [json.loads(line) for line in lines]
+
+
+def into(output: str, **changes: Any) -> SampleOptions:
+    return SampleOptions(
+        "base", "prompts.jsonl", k=2, output=output, max_new_tokens=6, precision="fp32", **changes
+    )
+
+
+def by_hand(prompt: str, uniforms: list[float], *, temperature: float, top_p: float) -> list[int]:
+    """Token after token by whole forward passes of transformers, one sequence alone."""
+    model, ids = policy("base"), ids_of(prompt)
+    answer: list[int] = []
+    for uniform in uniforms:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids + answer])).logits[0, -1]
+        probabilities = (logits / temperature).softmax(-1).numpy()
+        order = np.argsort(-probabilities)
+        kept = np.cumsum(probabilities[order]) - probabilities[order] < top_p
+        cut = np.zeros_like(probabilities)
+        cut[order[kept]] = probabilities[order[kept]]
+        cumulative = np.cumsum(cut)
+        answer.append(int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right")))
+        if answer[-1] == END_ID:
+            break
+    return answer
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.5, 0.7)])
+def test_an_answer_is_the_inverse_distribution_at_its_own_uniform_numbers(
+    project: Project, temperature: float, top_p: float
+) -> None:
+    found = sampled(k=3, seed=5, temperature=temperature, top_p=top_p)
+    assert [line["prompt"] for line in found] == [record["prompt"] for record in PROMPTS]
+    for n, line in enumerate(found):
+        for sample, response in enumerate(line["responses"]):
+            uniforms = noise(5, [(n, sample)], 6)[0].tolist()
+            expected = by_hand(line["prompt"], uniforms, temperature=temperature, top_p=top_p)
+            assert response["ids"] == expected
+            ended = expected[-1] == END_ID
+            assert response["flags"] == ([] if ended else ["cut"])
+            assert ids_of(response["text"]) == [token for token in expected if token > 3]
+
+
+def test_answers_do_not_depend_on_which_prompts_are_answered_together(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sampled(k=2)
+    monkeypatch.setattr(stages.sample, "CHUNK", 1)
+    assert sampled(k=2) == whole
+    assert sampled(k=2, limit=3) == whole[:3]
+
+
+def test_more_answers_begin_with_the_same_answers(project: Project) -> None:
+    few, many = sampled(k=1), sampled(k=3)
+    for one, other in zip(few, many, strict=True):
+        assert other["responses"][0] == one["responses"][0]
+
+
+def test_another_seed_gives_other_answers_and_the_same_seed_the_same(project: Project) -> None:
+    assert sampled(seed=1) == sampled(seed=1)
+    assert sampled(seed=1) != sampled(seed=2)
+
+
+def test_an_interrupted_file_is_completed_to_the_uninterrupted_one(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages.sample, "CHUNK", 2)
+    told = run(into("whole.jsonl"), QUIET)
+    assert (told["prompts"], told["answers"], told["kept"]) == (6, 12, 0)
+    with pytest.raises(Interrupted) as caught:
+        run(into("parts.jsonl"), Listener(stop_at=4))
+    assert caught.value.exit_code == 143
+    parts = Path("parts.jsonl")
+    assert len(parts.read_text().splitlines()) == 4
+    parts.write_text(parts.read_text() + '{"prompt": "torn')
+    told = run(into("parts.jsonl", resume=True), QUIET)
+    assert told["kept"] == 4
+    assert parts.read_bytes() == Path("whole.jsonl").read_bytes()
+
+
+def test_a_file_that_has_lines_is_neither_overwritten_nor_doubled(project: Project) -> None:
+    Path("answers.jsonl").write_text("mine\n")
+    with pytest.raises(ConfigError, match="not empty"):
+        run(into("answers.jsonl"), QUIET)
+    assert Path("answers.jsonl").read_text() == "mine\n"
+
+
+def test_more_lines_than_prompts_are_refused(project: Project) -> None:
+    run(into("answers.jsonl"), QUIET)
+    with pytest.raises(ConfigError, match="6 lines, and there are 2 prompts"):
+        run(into("answers.jsonl", resume=True, limit=2), QUIET)
+
+
+def test_a_reward_model_cannot_be_sampled(project: Project) -> None:
+    with pytest.raises(CheckpointError, match="is a reward model"):
+        sampled(policy="reward")
+
+
+def test_answers_that_leave_no_room_for_a_prompt_are_refused(project: Project) -> None:
+    with pytest.raises(ConfigError, match="leaves no room"):
+        sampled(max_new_tokens=256)
+
+
+def test_a_model_trained_on_turns_is_asked_in_turns(project: Project) -> None:
+    """The policy's own folder says how prompts are read: nothing has to be repeated."""
+    from stages import sft
+
+    changes = {"data.chat_template": "chatml", "data.as_messages": True}
+    sft.run(project.config("sft", **changes), QUIET)
+    seen: list[list[int]] = []
+    real = stages.sample.generate
+
+    def generate(network: Any, prompts: Any, *rest: Any) -> Any:
+        seen.extend(prompt.tolist() for prompt in prompts)
+        return real(network, prompts, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages.sample, "generate", generate)
+        found = sampled(policy="runs/sft", k=1, limit=1)
+    text = f"<|im_start|>user\n{PROMPTS[0]['prompt']}<|im_end|>\n<|im_start|>assistant\n"
+    assert seen == [ids_of(text)]
+    assert found[0]["prompt"] == PROMPTS[0]["prompt"]
