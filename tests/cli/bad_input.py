@@ -274,6 +274,23 @@ CONFIG = [
         "tensorboard",
     ),
     Bad(
+        "a tracker whose package is missing",
+        "sft sft.yaml log.trackers=[aim]",
+        2,
+        "log.trackers",
+        ("the package of tracker 'aim' is not installed",),
+        "pip install aim",
+    ),
+    Bad(
+        "a model that brings its own code",
+        "sft sft.yaml",
+        2,
+        "trust_remote_code",
+        ("base brings Python code of its own",),
+        "trust_remote_code: true",
+        lambda folder: own_code(folder / "base" / "config.json"),
+    ),
+    Bad(
         "a stop text of several tokens",
         "ppo ppo.yaml rollout.stop=[ab]",
         2,
@@ -890,6 +907,13 @@ CASES = [*CONFIG, *PLACE, *DATA, *MODELS, *SAMPLE]
 def rewrite(file: Path, old: str, new: str) -> None:
     """Replace a word of a text file."""
     file.write_text(file.read_text().replace(old, new))
+
+
+def own_code(file: Path) -> None:
+    """A config of a type that transformers does not know, with code beside it."""
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    file.write_text(json.dumps({"model_type": "strange", "auto_map": own}))
+    (file.parent / "own.py").write_text("raise SystemExit('this code has run')\n")
 
 
 def own_identity(folder: Path) -> None:

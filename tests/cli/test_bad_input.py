@@ -110,6 +110,24 @@ def test_overwrite_keeps_the_earlier_run_until_the_new_one_can_begin(
     assert contents(folder) == before
 
 
+def test_overwrite_replaces_the_tool_s_own_files_and_no_others(folder: Path) -> None:
+    assert main(["sft", "sft.yaml"]) == 0
+    (folder / "runs/sft/notes.txt").write_text("mine")
+    assert main(["sft", "sft.yaml", "train.max_steps=1", "--overwrite"]) == 0
+    kept = {path.name for path in (folder / "runs/sft/checkpoints").iterdir()}
+    assert kept == {"step-000001"}
+    assert (folder / "runs/sft/notes.txt").read_text() == "mine"
+
+
+def test_a_dry_run_reports_and_writes_nothing(folder: Path, capsys: Any) -> None:
+    before = contents(folder)
+    for stage in ("sft sft.yaml", "train-rm rm.yaml", "ppo ppo.yaml"):
+        capsys.readouterr()
+        assert main([*stage.split(), "--dry-run", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["config"]["output_is"] == "free"
+    assert contents(folder) == before
+
+
 def test_resume_with_a_changed_key_names_it_and_leaves_the_run(folder: Path, capsys: Any) -> None:
     assert main(["sft", "sft.yaml"]) == 0
     before = contents(folder)
@@ -131,9 +149,16 @@ def test_a_failed_requirement_exits_with_7_and_keeps_the_model(folder: Path, cap
     assert json.loads((folder / "runs/sft/run.json").read_text())["status"] == "done"
 
 
-@pytest.mark.parametrize("stage", ["sft sft.yaml", "train-rm rm.yaml"])
+@pytest.mark.parametrize(
+    ("stage", "steps"),
+    [
+        ("sft sft.yaml", 3),
+        ("train-rm rm.yaml", 2),
+        ("ppo ppo.yaml train.total_episodes=12", 3),
+    ],
+)
 def test_an_interrupt_saves_the_state_and_resume_goes_on(
-    stage: str, folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    stage: str, steps: int, folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(self: PlainReporter, done: int, metrics: Any = None) -> None:
         if done == 1 and metrics is not None:
@@ -149,7 +174,7 @@ def test_an_interrupt_saves_the_state_and_resume_goes_on(
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
     assert (run / "checkpoints/step-000001/COMPLETE").is_file()
     assert main([*stage.split(), "--resume", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step"] == (3 if "sft" in stage else 2)
+    assert json.loads(capsys.readouterr().out)["step"] == steps
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
