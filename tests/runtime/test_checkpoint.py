@@ -64,11 +64,13 @@ def test_an_empty_group_of_tensors_comes_back_empty(folder):
 
 
 def test_the_newest_complete_checkpoint_is_taken_by_number(folder):
-    for step in (900, 1_000_000, 20_000):
+    for step in (900_000, 1_000_000, 20_000):  # the first two are not in order as texts
         save(folder, step, saved(step))
     found = newest(folder, silent)
     assert found is not None
     assert step_of(found) == 1_000_000
+    rotate(folder, keep=2, protect=[])
+    assert steps(folder) == [900_000, 1_000_000]
 
 
 def test_an_incomplete_checkpoint_is_passed_over_with_a_notice(folder):
