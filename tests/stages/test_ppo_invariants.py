@@ -136,6 +136,7 @@ def test_log_probabilities_are_taken_at_the_sampling_temperature(
         torch.testing.assert_close(
             rollout.logp_old[n, : len(answer)], expected, rtol=1e-9, atol=1e-12
         )
+    assert torch.equal(rollout.logp_ref, rollout.logp_old)
     assert seen[0].figures is not None
     assert seen[0].figures["policy/approx_kl_k2"] < 1e-20
 

@@ -276,7 +276,7 @@ def test_the_row_at_step_0_is_the_base_model_on_the_held_out_records(project: Pr
     assert first["eval/loss"] == pytest.approx(float(held_out.mean()), rel=1e-9)
 
 
-def test_evaluating_every_step_changes_no_weight(project: Project) -> None:
+def test_evaluating_every_step_is_without_dropout_and_changes_no_weight(project: Project) -> None:
     """Dropout draws from the global generator, which an evaluation must not move."""
     project.model("gpt2", "gpt2", dropout=0.3)
     often = spoilt(project, model="gpt2", output="runs/often")
@@ -285,6 +285,9 @@ def test_evaluating_every_step_changes_no_weight(project: Project) -> None:
     sft.run(never, QUIET)
     assert_equal(weights(checkpoints("runs/often")[-1]), weights(checkpoints("runs/never")[-1]))
     assert rows("runs/often", "train") == rows("runs/never", "train")
+    (held_out,) = losses_by_hand("runs/never/model", [{"prompt": "ab:", "response": "zyx"}])
+    last = rows("runs/often", "eval")[-1]["eval/loss"]
+    assert last == pytest.approx(float(held_out.mean()), rel=1e-9)
 
 
 def test_dropout_is_on_in_training_and_set_by_the_config(project: Project) -> None:
