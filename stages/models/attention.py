@@ -57,7 +57,7 @@ class Tile:
         before = [_parent(s, row) for s in members]
         seen = [[*b, *o] for b, o in zip(before, own, strict=True)]
         self.queries, self.real = _padded(own, device)
-        self.keys, self.held = _padded(seen, device)
+        self.keys, _ = _padded(seen, device)
         # Positions within the sequence: a query sees its own position and earlier ones.
         shift = torch.tensor([len(b) for b in before], device=device)[:, None]
         self.position = torch.arange(self.queries.shape[1], device=device) + shift
@@ -69,7 +69,7 @@ class Tile:
         if window not in self._hidden:
             columns = torch.arange(self.keys.shape[1], device=self.keys.device)
             query = self.position[:, :, None]
-            seen = (columns <= query) & self.held[:, None, :]
+            seen = columns <= query  # padding stands behind every real query
             if window is not None:
                 seen &= columns > query - window
             first = (columns == 0).expand_as(seen)
