@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -234,15 +234,14 @@ class Session:
         self.write_run("done")
         return result
 
-    def write_run(self, status: str, error: RlhfError | None = None) -> None:
+    def write_run(self, status: str, error: dict[str, str] | None = None) -> None:
         """Bring ``run.json`` up to date."""
         if not self.world.main:
             return
-        told = None if error is None else {"kind": error.kind, "what": str(error), "do": error.do}
         values = {
             "stage": self.config.stage,
             "status": status,
-            "error": told,
+            "error": error,
             "step": self.progress.step,
             "iteration": self.progress.iteration,
             "selected": self.progress.selected,
@@ -293,10 +292,11 @@ def opened(
         stack.callback(trackers.finish, session.trackers)
         try:
             yield session
-        except RlhfError as error:
+        except Exception as error:
             status = "interrupted" if isinstance(error, Interrupted) else "failed"
             if session.begun:
-                session.write_run(status, error)
+                with suppress(OSError):  # a full disk must not hide what ended the run
+                    session.write_run(status, _told(error))
             raise
 
 
@@ -367,6 +367,13 @@ def precision_of(arithmetic: Arithmetic) -> str:
     """The number format of the passes, as ``run.json`` says it."""
     dtype = arithmetic.compute or arithmetic.weights
     return {torch.bfloat16: "bf16", torch.float64: "fp64"}.get(dtype, "fp32")
+
+
+def _told(error: Exception) -> dict[str, str]:
+    """An error as ``run.json`` keeps it."""
+    if isinstance(error, RlhfError):
+        return {"kind": error.kind, "what": str(error), "do": error.do}
+    return {"kind": type(error).__name__, "what": str(error), "do": "see the traceback"}
 
 
 def storage_dtype(config: StageConfig) -> torch.dtype | None:
