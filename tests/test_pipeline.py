@@ -21,17 +21,8 @@ from transformers import (
 )
 
 from rlhf_cli.app import main
-from tests.stages.project import (
-    TOKENIZER,
-    Project,
-    identity,
-    ids_of,
-    raw_score,
-    rows,
-    run_json,
-    samples,
-    weights,
-)
+from tests.stages.project import TOKENIZER, Project, ids_of
+from tests.stages.results import identity, raw_score, rows, run_json, samples, weights
 
 PROMPTS = [f"{a}{b}:" for a in "bcdef" for b in "bcdef"]
 SFT = """

@@ -31,11 +31,10 @@ from tests.stages.project import (
     RANKINGS,
     Listener,
     Project,
-    checkpoints,
     ids_of,
     rankings,
-    rows,
 )
+from tests.stages.results import checkpoints, rows
 
 STAGES = ("sft", "reward_model", "ppo")
 LONG = "a" * 300  # more than the tiny models have positions

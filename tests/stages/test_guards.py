@@ -14,17 +14,8 @@ import stages.update
 from stages import ppo, reward_model, sft
 from stages.errors import CheckpointError, TrainingError
 from stages.runtime.reporter import SilentReporter
-from tests.stages.project import (
-    DEMONSTRATIONS,
-    Listener,
-    Project,
-    assert_equal,
-    checkpoints,
-    left_behind,
-    rankings,
-    rows,
-    run_json,
-)
+from tests.stages.project import DEMONSTRATIONS, Listener, Project, rankings
+from tests.stages.results import assert_equal, checkpoints, left_behind, rows, run_json
 
 QUIET = SilentReporter()
 RUNS: dict[str, Any] = {"sft": sft.run, "reward_model": reward_model.run, "ppo": ppo.run}

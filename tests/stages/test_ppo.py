@@ -10,21 +10,16 @@ import torch
 
 from stages import ppo
 from stages.runtime.reporter import SilentReporter
-from tests.stages.project import (
-    END_ID,
-    PROMPTS,
-    Listener,
-    Project,
+from tests.stages.project import END_ID, PROMPTS, Listener, Project, ids_of, score_token
+from tests.stages.results import (
     assert_equal,
     classifier,
     identity,
-    ids_of,
     policy,
     raw_score,
     rows,
     run_json,
     samples,
-    score_token,
     weights,
 )
 from tests.stages.watch import watch_steps

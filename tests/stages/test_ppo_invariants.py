@@ -10,9 +10,8 @@ import torch
 from stages import ppo
 from stages.runtime.reporter import SilentReporter
 from tests.families import FAMILIES, WITH_DROPOUT
-from tests.stages.project import (
-    Listener,
-    Project,
+from tests.stages.project import Listener, Project
+from tests.stages.results import (
     assert_equal,
     checkpoints,
     classifier,

@@ -9,22 +9,11 @@ import pytest
 import torch
 
 from stages import ppo
-from stages.errors import CheckpointError, ConfigError
+from stages.errors import ConfigError
 from stages.runtime.reporter import SilentReporter
-from tests.stages.project import (
-    DOCUMENTS,
-    END_ID,
-    Listener,
-    Project,
-    assert_equal,
-    ids_of,
-    logps,
-    policy,
-    rows,
-    samples,
-    weights,
-)
-from tests.stages.watch import Step, sums, watch_models, watch_steps
+from tests.stages.project import DOCUMENTS, END_ID, Project, ids_of
+from tests.stages.results import logps, policy, rows, samples
+from tests.stages.watch import Step, sums, watch_steps
 
 QUIET = SilentReporter()
 
@@ -130,6 +119,11 @@ def test_after_last_puts_the_score_one_slot_later_where_there_is_room(
             assert value != 0.0
             assert float(targets.returns[n, length - 1]) == pytest.approx(0.5 * value, rel=1e-9)
     assert kinds == {True, False}
+    squares = 0.5 * (rollout.values_old - targets.returns) ** 2
+    slots = targets.value_mask
+    assert step.figures is not None
+    expected = float(sums(squares, slots).sum() / slots.sum())
+    assert step.figures["loss/value"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_whitened_advantages_have_mean_0_and_variance_1_over_the_rollout(
@@ -240,93 +234,3 @@ def test_the_pretraining_gradient_is_weighted_and_added_to_that_of_the_policy(
         norms[coef] = (row["optim/grad_norm_policy"], row["optim/grad_norm_ptx"])
     assert norms[4.0][0] == pytest.approx(norms[1.0][0], rel=1e-9)
     assert norms[4.0][1] == pytest.approx(4 * norms[1.0][1], rel=1e-9)
-
-
-def test_a_fixed_coefficient_stays_and_an_adaptive_one_follows_the_kl(project: Project) -> None:
-    changes = {"train.total_episodes": 30, "kl.coef": 0.1, "kl.target": 0.05, "kl.gain": 0.5}
-    ppo.run(project.config("ppo", output="runs/fixed", **changes), QUIET)
-    assert {row["objective/kl_coef"] for row in rows("runs/fixed")} == {0.1}
-    ppo.run(project.config("ppo", **changes, **{"kl.controller": "adaptive"}), QUIET)
-    found = rows("runs/ppo", "train")
-    beta = 0.1
-    for row in found:
-        assert row["objective/kl_coef"] == pytest.approx(beta, rel=1e-12)
-        error = min(max(row["objective/kl"] / 0.05 - 1, -0.2), 0.2)
-        beta *= 1 + 0.5 * error
-    assert found[0]["objective/kl_coef"] > found[1]["objective/kl_coef"], "KL 0 is below the target"
-    assert len({row["objective/kl_coef"] for row in found}) == 5
-
-
-def test_the_gain_of_the_adaptive_coefficient_follows_from_the_horizon(project: Project) -> None:
-    changes = {"kl.controller": "adaptive", "kl.coef": 0.1, "kl.horizon": 60}
-    ppo.run(project.config("ppo", **changes), QUIET)
-    found = [row["objective/kl_coef"] for row in rows("runs/ppo", "train")]
-    assert found == pytest.approx([0.1, 0.1 * (1 - 0.2 * 6 / 60)], rel=1e-12)
-
-
-def test_target_kl_leaves_out_the_rest_of_an_iterations_updates(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = watch_steps(monkeypatch)
-    changes = {"ppo.epochs": 6, "ppo.target_kl": 1e-3, "train.learning_rate": 0.1}
-    result = ppo.run(project.config("ppo", **changes), QUIET)
-    taken = [step.figures is not None for step in seen]
-    assert taken[0], "the first minibatch of an iteration has KL 0"
-    assert taken.count(False) == 2, "each of two iterations stopped early"
-    assert result.step == taken.count(True) < 24
-    for step, ok in zip(seen, taken, strict=True):
-        assert not ok or step.figures["policy/approx_kl_k3"] <= 1e-3  # type: ignore[index]
-
-
-def test_cutting_the_distribution_is_warned_of_by_name(project: Project) -> None:
-    for name, value in (("top_p", 0.9), ("top_k", 5)):
-        listener = Listener()
-        ppo.run(
-            project.config("ppo", output=f"runs/{name}", **{f"rollout.{name}": value}), listener
-        )
-        assert any(f"rollout.{name}" in text for text in listener.warnings)
-    plain = Listener()
-    ppo.run(project.config("ppo"), plain)
-    assert plain.warnings == []
-
-
-# The critic.
-
-
-def test_the_critic_starts_from_the_reward_model_with_its_offset(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = watch_models(monkeypatch)
-    ppo.run(project.config("ppo"), QUIET)
-    assert_equal(seen[0].before["critic"], seen[0].before["reward"])
-
-
-def test_the_critic_may_start_from_the_policy_or_an_earlier_run(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = watch_models(monkeypatch)
-    ppo.run(project.config("ppo", output="runs/first", **{"critic.init": "policy"}), QUIET)
-    backbone = {k: v for k, v in seen[0].before["critic"].items() if k != "score.weight"}
-    assert_equal(backbone, {k: seen[0].before["policy"][k] for k in backbone})
-    ppo.run(project.config("ppo", output="runs/second", **{"critic.init": "runs/first"}), QUIET)
-    assert_equal(seen[1].before["critic"], weights("runs/first/critic"))
-
-
-def test_the_critic_has_a_learning_rate_of_its_own(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = watch_models(monkeypatch)
-    ppo.run(project.config("ppo", **{"critic.learning_rate": 0.0}), QUIET)
-    assert_equal(weights("runs/ppo/critic"), seen[0].before["critic"])
-    assert not torch.equal(
-        weights("runs/ppo/model")["lm_head.weight"], weights("base")["lm_head.weight"]
-    )
-
-
-def test_a_reward_model_of_another_vocabulary_is_refused(project: Project) -> None:
-    from tests.families import save_tiny
-
-    save_tiny(project.folder / "foreign", "llama", kind="reward")
-    with pytest.raises(CheckpointError, match="vocabulary"):
-        ppo.run(project.config("ppo", **{"reward.path": "foreign"}), QUIET)
-    assert not (project.folder / "runs/ppo/run.json").exists()

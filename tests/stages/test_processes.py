@@ -15,16 +15,8 @@ import pytest
 from stages import ppo, reward_model, sft
 from stages.config import to_yaml
 from stages.runtime.reporter import SilentReporter
-from tests.stages.project import (
-    Project,
-    assert_equal,
-    checkpoints,
-    rankings,
-    rows,
-    run_json,
-    samples,
-    weights,
-)
+from tests.stages.project import Project, rankings
+from tests.stages.results import assert_equal, checkpoints, rows, run_json, samples, weights
 
 pytestmark = pytest.mark.slow
 

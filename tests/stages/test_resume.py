@@ -14,17 +14,8 @@ from stages import ppo, reward_model, sft
 from stages.errors import CheckpointError, Interrupted
 from stages.runtime.reporter import SilentReporter
 from stages.update import Update
-from tests.stages.project import (
-    Listener,
-    Project,
-    assert_equal,
-    checkpoints,
-    left_behind,
-    rankings,
-    rows,
-    run_json,
-    weights,
-)
+from tests.stages.project import Listener, Project, rankings
+from tests.stages.results import assert_equal, checkpoints, left_behind, rows, run_json, weights
 
 QUIET = SilentReporter()
 RUNS: dict[str, Any] = {"sft": sft.run, "reward_model": reward_model.run, "ppo": ppo.run}
@@ -122,18 +113,22 @@ def test_invariant_12_a_stop_after_any_step_leaves_no_trace(
     assert_equal(left_behind("runs/parts"), whole(project, stage))
 
 
-@pytest.mark.parametrize("stop", [1, 2, 4, 7, 11])
+@pytest.mark.parametrize(
+    ("stop", "position"),
+    [(1, "last"), (2, "after_last"), (4, "last"), (7, "after_last"), (11, "last")],
+)
 def test_invariant_12_a_stop_inside_an_iteration_leaves_no_trace(
-    project: Project, stop: int, monkeypatch: pytest.MonkeyPatch
+    project: Project, stop: int, position: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = full(project, "ppo", "runs/parts")
+    changes = {"score.position": position}
+    config = full(project, "ppo", "runs/parts", **changes)
     with monkeypatch.context() as patch:
         stopped_at(stop, patch)
         with pytest.raises(Interrupted):
             ppo.run(config, QUIET)
     assert checkpoints("runs/parts")[-1].name == f"step-{stop:06d}"
     assert ppo.run(config, QUIET, resume=True).step == 12
-    assert_equal(left_behind("runs/parts"), whole(project, "ppo"))
+    assert_equal(left_behind("runs/parts"), whole(project, "ppo", **changes))
 
 
 @pytest.mark.parametrize("position", ["last", "after_last"])

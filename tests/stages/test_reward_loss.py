@@ -18,19 +18,8 @@ import stages.models.load
 from stages import reward_model
 from stages.models.probe import Verdict
 from stages.runtime.reporter import SilentReporter
-from tests.stages.project import (
-    RANKINGS,
-    Project,
-    Scored,
-    assert_equal,
-    ids_of,
-    many_answers,
-    rankings,
-    rows,
-    scored_by_hand,
-    still,
-    weights,
-)
+from tests.stages.project import RANKINGS, Project, ids_of, many_answers, rankings, still
+from tests.stages.results import Scored, assert_equal, rows, scored_by_hand, weights
 
 QUIET = SilentReporter()
 

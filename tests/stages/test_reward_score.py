@@ -16,20 +16,15 @@ from stages.batch import Group
 from stages.models.load import load_reward
 from stages.runtime.reporter import SilentReporter
 from tests.families import arithmetic
-from tests.stages.project import (
-    Listener,
-    Project,
+from tests.stages.project import Listener, Project, ids_of, many_answers, rankings, still
+from tests.stages.results import (
     assert_equal,
     classifier,
     identity,
-    ids_of,
-    many_answers,
-    rankings,
     raw_score,
     rows,
     run_json,
     scored_by_hand,
-    still,
     weights,
 )
 

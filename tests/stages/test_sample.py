@@ -15,7 +15,8 @@ from stages.errors import CheckpointError, ConfigError, Interrupted
 from stages.models.generate import noise
 from stages.runtime.reporter import SilentReporter
 from stages.sample import SampleOptions, run
-from tests.stages.project import END_ID, PROMPTS, Listener, Project, ids_of, policy
+from tests.stages.project import END_ID, PROMPTS, Listener, Project, ids_of
+from tests.stages.results import policy
 
 QUIET = SilentReporter()
 
