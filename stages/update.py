@@ -87,6 +87,8 @@ class Update:
         examples = rollout.examples()
         minibatch = [Row(n, examples[n]) for n in rows]
         what = f"step {step + 1}"
+        for trained in (self.policy, self.critic):
+            trained.network.module.train()  # activations are recomputed in this mode only
         figures = self._policy_gradient(rollout, targets, minibatch)
         require_finite(figures["loss/policy"], what=f"{what}, loss/policy")
         limit = self.config.ppo.target_kl
