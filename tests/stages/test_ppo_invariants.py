@@ -61,6 +61,7 @@ def test_invariant_1_the_first_minibatch_has_ratio_1_exactly_where_it_is_the_rol
     assert expected == pytest.approx(0.0, abs=1e-6), "whitened over the same minibatch"
 
 
+@pytest.mark.parametrize("family", [(name, 0.0) for name in FAMILIES], indirect=True, ids=FAMILIES)
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 def test_invariant_1_another_split_of_the_first_minibatch_moves_logps_by_rounding_only(
     project: Project, family: str, precision: str, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +199,9 @@ def test_invariant_11_reference_and_reward_model_stay_bit_identical_without_grad
         assert any(not torch.equal(now[key], value) for key, value in before[name].items())
 
 
+@pytest.mark.parametrize(
+    "family", [("llama", 0.0), *((name, 0.1) for name in WITH_DROPOUT)], indirect=True, ids=str
+)
 def test_with_learning_rate_0_every_ratio_is_1_and_no_weight_moves(
     project: Project, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
