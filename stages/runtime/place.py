@@ -56,12 +56,19 @@ def sources(config: StageConfig) -> list[tuple[str, str]]:
 
 
 def require_free(config: StageConfig, *, resume: bool, overwrite: bool) -> None:
-    """The output folder is empty, or is meant to be gone on with or replaced.
+    """The output folder is empty, or holds a run that is meant to be gone on with or replaced.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither, or what the run would write over is of no run.
     """
     folder = Path(config.output)
+    if foreign := run_dir.foreign(folder):
+        raise ConfigError(
+            f"{foreign} in it would be written over, and the folder is no run of rlhf: it has no "
+            "run.json",
+            where=f"output: {folder}",
+            do="give output another folder",
+        )
     if run_dir.occupied(folder) and not (resume or overwrite):
         raise ConfigError(
             "the folder is not empty",

@@ -108,15 +108,48 @@ def occupied(folder: Path) -> bool:
     return folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir())
 
 
+def foreign(folder: Path) -> str | None:
+    """What a run would write over in a folder that is no run folder; None where there is nothing.
+
+    Without ``run.json`` there is no run: what bears one of our names is someone else's. A model
+    folder is no place for a run either: its own weights would be taken for those of the run.
+    """
+    if (folder / "run.json").is_file():
+        return None
+    names = ("config.json", *FILES, *FOLDERS)
+    ours = [name for name in names if name not in TRACES and os.path.lexists(folder / name)]
+    return ours[0] if ours else None
+
+
+def retire(folder: Path) -> None:
+    """Put the checkpoints out of reach, in one step, before a new run takes the folder over.
+
+    Then a kill at any moment leaves the earlier run whole but for them, or the new one at its
+    start; never the new ``run.json`` beside checkpoints of the earlier run.
+    """
+    old = folder / ".old-checkpoints"
+    _delete(old)
+    if os.path.lexists(folder / "checkpoints"):
+        (folder / "checkpoints").rename(old)
+
+
 def clear(folder: Path) -> None:
-    """Delete what this tool writes into a run folder, and nothing else."""
-    for name in FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for path in [*folder.glob(".tmp-*"), *folder.glob(".old-*")]:
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-    for name in FILES:
-        if name != ".lock":
-            (folder / name).unlink(missing_ok=True)
+    """Delete what an earlier run wrote into a run folder, and nothing else.
+
+    ``run.json`` stays: it is the new run's by now, and it marks the folder as a run's.
+    """
+    names = [name for name in (*FOLDERS, *FILES) if name not in (".lock", "run.json")]
+    paths = [folder / name for name in names]
+    for path in [*paths, *folder.glob(".tmp-*"), *folder.glob(".old-*")]:
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Delete a file, a folder, or a link without what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def mend(folder: Path) -> None:
@@ -125,8 +158,9 @@ def mend(folder: Path) -> None:
         old, new = folder / f".old-{name}", folder / name
         if old.is_dir() and not new.exists():
             old.rename(new)
-        shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(folder / f".tmp-{name}", ignore_errors=True)
+        _delete(old)
+        _delete(folder / f".tmp-{name}")
+    _delete(folder / ".old-checkpoints")
 
 
 def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
@@ -141,16 +175,16 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
         The finished folder.
     """
     target, temporary, old = folder / name, folder / f".tmp-{name}", folder / f".old-{name}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    _delete(temporary)
     temporary.mkdir()
     write(temporary)
     flush([*(path for path in temporary.rglob("*") if path.is_file()), temporary])
     if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
+        _delete(old)
         target.rename(old)
     temporary.rename(target)
     flush([folder])
-    shutil.rmtree(old, ignore_errors=True)
+    _delete(old)
     return target
 
 

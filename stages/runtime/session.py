@@ -324,7 +324,11 @@ def begin(session: Session) -> None:
     An earlier run that is to be replaced goes now: a mistake found before has cost nothing.
     """
     if session.world.main:
-        if session.overwrite:
+        replaces = session.overwrite and (session.folder / "run.json").is_file()
+        if replaces:
+            run_dir.retire(session.folder)
+        session.write_run("running")
+        if replaces:
             run_dir.clear(session.folder)
         text = to_yaml(session.config)
         run_dir.write_text(session.folder / "config.yaml", text)
@@ -332,7 +336,6 @@ def begin(session: Session) -> None:
             for name in ("metrics.jsonl", "samples.jsonl"):
                 (session.folder / name).unlink(missing_ok=True)
     session.begun = True
-    session.write_run("running")
     session.trackers += trackers.start(session.config, session.folder, session.world)
     session.world.wait()
 

@@ -77,16 +77,29 @@ def test_a_lock_alone_does_not_occupy_a_folder(tmp_path):
 
 
 def test_clearing_deletes_what_the_tool_writes_and_nothing_else(tmp_path):
-    ours = ("run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", "model/config.json",
+    ours = ("config.yaml", "metrics.jsonl", "samples.jsonl", "model/config.json",
             "last/a", "model_ema/a", "critic/a", "checkpoints/step-000001/COMPLETE",
             ".tmp-model/a", ".old-model/a", ".tmp-run.json", "cache/a")  # fmt: skip
-    theirs = (".lock", "notes.txt", "plots/loss.png", "models/config.json", ".tmp", "run.json.bak")
+    theirs = (".lock", "run.json", "notes.txt", "plots/loss.png", "models/config.json", ".tmp",
+              "run.json.bak")  # fmt: skip
     for name in (*ours, *theirs):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     clear(tmp_path)
     assert files(tmp_path) == set(theirs)
+
+
+def test_clearing_removes_a_link_and_leaves_what_it_leads_to(tmp_path):
+    elsewhere = tmp_path / "disk"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "model").symlink_to(elsewhere)
+    clear(folder)
+    assert not (folder / "model").is_symlink()
+    assert (elsewhere / "file").exists()
 
 
 def writer(text: str):

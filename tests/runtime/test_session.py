@@ -199,6 +199,7 @@ def test_resume_starts_where_there_is_nothing_to_go_on_with(make):
 def test_a_non_empty_folder_is_refused_and_overwriting_waits_until_the_run_begins(make, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
+    (folder / "run.json").write_text("{}\n")
     (folder / "metrics.jsonl").write_text("{}\n")
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty") as caught, run(make()):
@@ -209,6 +210,49 @@ def test_a_non_empty_folder_is_refused_and_overwriting_waits_until_the_run_begin
         begin(session)
         assert not (folder / "metrics.jsonl").exists()
         assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "model/notes.txt", "config.json"])
+def test_a_folder_that_holds_no_run_is_not_written_over(make, tmp_path, name):
+    theirs = tmp_path / "run" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("mine")
+    for flags in ({"overwrite": True}, {"resume": True}, {}):
+        with pytest.raises(ConfigError, match="no run of rlhf") as caught, run(make(), **flags):
+            pass
+        assert "another folder" in caught.value.do
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [theirs]
+    assert theirs.read_text() == "mine"
+
+
+def test_a_log_file_in_the_output_folder_hinders_no_run_and_is_kept(make, tmp_path):
+    log = tmp_path / "run" / "log.txt"
+    log.parent.mkdir()
+    log.write_text("job 7\n")
+    for flags in ({"resume": True}, {"overwrite": True}):
+        with run(make(), **flags) as session:
+            begin(session)
+    assert log.read_text() == "job 7\n"
+
+
+def test_a_kill_while_an_earlier_run_is_replaced_leaves_none_of_its_checkpoints(
+    make, tmp_path, monkeypatch
+):
+    with run(make()) as session:
+        begin(session)
+        session.progress.step = 3
+        session.save()
+
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stages.runtime.run_dir.clear", killed)
+    with pytest.raises(KeyboardInterrupt), run(make(seed=1), overwrite=True) as session:
+        begin(session)
+    monkeypatch.undo()
+    with run(make(seed=1), resume=True) as session:
+        assert session.resume_from is None
+    assert not (tmp_path / "run" / ".old-checkpoints").exists()
 
 
 def test_two_sessions_cannot_share_a_folder(make):
