@@ -47,6 +47,30 @@ def require_same_meaning(stored: dict[str, Any], config: StageConfig) -> None:
         )
 
 
+def require_same_data(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
+    """A continuation reads the files that the run has read so far, byte for byte.
+
+    The order of an epoch is drawn from the number of records: with others, what an epoch has left
+    would not be what it has not shown yet.
+
+    Args:
+        before: the ``data`` rows of ``run.json``; none where the run has not come so far.
+        now: those of the continuation.
+
+    Raises:
+        CheckpointError: a file has changed, is new or is gone; it is named.
+    """
+    old, new = ({(row["role"], row["file"]): row["hash"] for row in rows} for rows in (before, now))
+    for key in [*old, *new] if old else []:
+        if old.get(key) != new.get(key):
+            how = "is new" if key not in old else "is gone" if key not in new else "has changed"
+            raise CheckpointError(
+                f"this data file {how} since the run was started",
+                where=key[1],
+                do="put the earlier data back, or start anew with --overwrite",
+            )
+
+
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(values, dict):
         yield prefix, values

@@ -38,7 +38,7 @@ from stages.runtime.optim import (
 )
 from stages.runtime.processes import World, join, leave
 from stages.runtime.reporter import Reporter, SilentReporter
-from stages.runtime.resume import require_same_meaning
+from stages.runtime.resume import require_same_data, require_same_meaning
 from stages.runtime.run_dir import Result
 from stages.runtime.signals import StopRequest
 
@@ -322,7 +322,13 @@ def begin(session: Session) -> None:
     """The first writing into the folder, once config, data and models are known to be usable.
 
     An earlier run that is to be replaced goes now: a mistake found before has cost nothing.
+
+    Raises:
+        CheckpointError: the data of a run that is gone on with have changed.
     """
+    if session.resume_from is not None:
+        stored = run_dir.read_run(session.folder) or {}
+        require_same_data(stored.get("data", []), session.facts.get("data", []))
     if session.world.main:
         replaces = session.overwrite and (session.folder / "run.json").is_file()
         if replaces:

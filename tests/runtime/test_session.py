@@ -395,6 +395,35 @@ def test_parents_whose_weights_changed_are_refused_on_resume(make):
 
 
 @pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"a.jsonl": "1", "b.jsonl": "3"}, "b.jsonl: this data file has changed"),
+        ({"a.jsonl": "1"}, "b.jsonl: this data file is gone"),
+        ({"a.jsonl": "1", "b.jsonl": "2", "c.jsonl": "3"}, "c.jsonl: this data file is new"),
+    ],
+)
+def test_data_that_changed_are_refused_on_resume(make, files, told):
+    def rows(files):
+        return [{"role": "train", "file": file, "hash": hash} for file, hash in files.items()]
+
+    config = make()
+    with run(config) as session:
+        session.facts["data"] = rows({"a.jsonl": "1", "b.jsonl": "2"})
+        begin(session)
+        session.restore(model=trained(config))
+        session.save()
+    before = read(session.folder)
+    with run(config, resume=True) as session:
+        session.facts["data"] = rows(files)
+        with pytest.raises(CheckpointError, match=told):
+            begin(session)
+    assert read(session.folder) == before
+    with run(config, resume=True) as session:
+        session.facts["data"] = rows({"a.jsonl": "1", "b.jsonl": "2"})
+        begin(session)
+
+
+@pytest.mark.parametrize(
     ("changes", "key"),
     [
         ({"train": {"precision": "fp32"}}, "train.precision"),
