@@ -7,11 +7,12 @@ value is not a number, and a number in quotes is text: both are refused, not con
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import PydanticCustomError
 
 Path = tuple[str | int, ...]
@@ -27,7 +28,13 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _from_home(value: str) -> str:
+    """A path with its ``~``, which no shell replaces in YAML or behind ``KEY=``, made complete."""
+    return os.path.expanduser(value)
+
+
 Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Place = Annotated[Text, AfterValidator(_from_home)]
 Flag = Annotated[bool, Strict()]
 Count = Annotated[int, Strict(), Field(ge=1, le=_LARGEST), BeforeValidator(_whole)]
 Whole = Annotated[int, Strict(), Field(ge=0, le=_LARGEST), BeforeValidator(_whole)]

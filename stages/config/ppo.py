@@ -11,6 +11,7 @@ from stages.config.base import (
     Flag,
     NonNegative,
     Number,
+    Place,
     Positive,
     Section,
     Share,
@@ -74,14 +75,14 @@ class ModelReward(Section):
     type: Literal["model"] = "model"
     """What kind of reward this is."""
 
-    path: Text
+    path: Place
     """Reward model: a run folder or a model folder."""
 
 
 class Critic(Section):
     """The value network, a model of its own with an optimiser of its own (Ouyang et al. 2022)."""
 
-    init: Text = "reward"
+    init: Place = "reward"
     """Where it starts: ``reward`` (the reward model; Ouyang et al. 2022, App. C.4), ``policy`` with
     a fresh head, or the folder of an earlier run."""
 
@@ -262,7 +263,7 @@ class PpoConfig(StageConfig):
     """A named set of defaults; a key given beside it wins. ``instructgpt``: Ouyang et al. 2022,
     App. C.4; ``walkthrough``: the constants of DeepSpeed-Chat's PPO trainer."""
 
-    model: Text
+    model: Place
     """The policy to start from: a run folder, a model folder or a hub id."""
 
     data: PromptData
@@ -280,7 +281,7 @@ class PpoConfig(StageConfig):
     log: PpoLog = PpoLog()
     """What is told, how often and to whom."""
 
-    reference: Text | None = None
+    reference: Place | None = None
     """The frozen policy that the KL penalty measures from; null is the starting policy."""
 
     reward: ModelReward

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from stages.config.base import Count, NonNegative, Section, Text, kind
+from stages.config.base import Count, NonNegative, Place, Section, Text, kind
 from stages.config.shared import AnswerData, Optimisation, StageConfig
 
 
@@ -73,7 +73,7 @@ class Normalise(Section):
     demonstrations: Text | None = None
     """File of demonstrations; null takes the best-ranked answers of ``data.train``."""
 
-    policy: Text | None = None
+    policy: Place | None = None
     """The reference policy whose answers are sampled; null takes ``model``."""
 
     samples: Annotated[Count, Field(ge=2)] = 256
@@ -93,7 +93,7 @@ class RewardModelConfig(StageConfig):
     """A named set of defaults; a key given beside it wins. ``instructgpt``: Ouyang et al. 2022,
     App. C.2."""
 
-    model: Text
+    model: Place
     """Model to start from: a policy gets a fresh head, a reward model goes on with its own. A run
     folder, a model folder or a hub id."""
 

@@ -15,6 +15,7 @@ from stages.config.base import (
     Count,
     Flag,
     NonNegative,
+    Place,
     Positive,
     Section,
     Share,
@@ -214,13 +215,13 @@ class StageConfig(Section):
     preset: str | None = None
     """A named set of defaults from a paper; a key given beside it wins."""
 
-    model: Text
+    model: Place
     """Model to start from: a run folder, a model folder or a hub id."""
 
     data: PromptData
     """The records."""
 
-    output: Text
+    output: Place
     """Run folder that the stage writes."""
 
     train: Optimisation = Optimisation()
