@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import unicodedata
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -88,6 +89,8 @@ def silence_libraries(*, debug: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not debug:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        if not sys.warnoptions:  # neither python -W nor PYTHONWARNINGS asks for them
+            warnings.simplefilter("ignore")
 
 
 def clean(text: str, *, keep: str = "") -> str:

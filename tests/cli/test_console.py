@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,16 @@ def test_inner_phase_gives_way_to_the_outer_one() -> None:
     reporter.end()
     reporter.advance(2, {"loss/sft": 1.0})
     assert stream.getvalue().splitlines()[-1] == "sft: 2/2 steps  loss/sft 1"
+
+
+def test_warnings_of_the_libraries_are_for_debug_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for debug in (False, True):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("default")
+            monkeypatch.setattr(sys, "warnoptions", [])
+            console.silence_libraries(debug=debug)
+            warnings.warn("old", FutureWarning, stacklevel=1)
+        assert len(told) == debug
 
 
 def test_quiet_reporter_says_warnings_only() -> None:
