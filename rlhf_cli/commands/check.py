@@ -10,6 +10,7 @@ import typer
 
 from rlhf_cli.commands import options
 from rlhf_cli.console import clean, make_reporter, silence_libraries
+from stages.errors import ConfigError
 
 if TYPE_CHECKING:
     from stages.config import StageConfig
@@ -31,6 +32,10 @@ def check(
     """Check config, data and models before training."""
     from rlhf_cli.config_file import load
 
+    if dump == "-":
+        raise ConfigError(
+            "standard output holds the report", do="Name a file.", where="command line: --dump -"
+        )
     loaded = load(config, overrides or [], stage=None)
     silence_libraries(debug=debug)
     check_config(loaded.config, as_json=as_json, quiet=quiet, dump=dump)

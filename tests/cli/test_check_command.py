@@ -45,6 +45,14 @@ def test_json_report_is_the_library_s_own(fake_check: list[Any], config: str, ca
     assert fake_check == [("sft", "examples.jsonl")]
 
 
+def test_a_dump_to_standard_output_is_refused(
+    fake_check: list[Any], config: str, capsys: Any
+) -> None:
+    assert main(["check", config, "--dump", "-"]) == 2
+    assert "holds the report" in capsys.readouterr().err
+    assert fake_check == []
+
+
 def test_report_for_a_person_shows_every_figure_in_its_section(
     fake_check: list[Any], config: str, capsys: Any
 ) -> None:
