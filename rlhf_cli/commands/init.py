@@ -78,14 +78,15 @@ def build(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".rlhf-init-", dir=folder) as scratch:
-            _fill(Path(scratch))
-            for name in _entries():
-                os.replace(Path(scratch) / name, folder / name)
-    except PermissionError as error:
+        scratch = tempfile.TemporaryDirectory(prefix=".rlhf-init-", dir=folder)
+    except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
             "cannot be written", do="Name a folder of your own: rlhf init DIR.", where=str(folder)
         ) from error
+    with scratch as made:
+        _fill(Path(made))
+        for name in _entries():
+            os.replace(Path(made) / name, folder / name)
 
 
 def _entries() -> list[str]:

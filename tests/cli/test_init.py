@@ -85,6 +85,12 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path, capsys: An
     assert "exists already" in capsys.readouterr().err
 
 
+def test_a_folder_below_a_file_is_refused(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "p").write_text("mine")
+    assert main(["init", str(tmp_path / "p" / "q")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_a_failure_leaves_no_half_project(
     fake_module: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
