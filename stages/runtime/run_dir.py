@@ -212,7 +212,10 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict) or "status" not in values:
+            raise ValueError("no description of a run")
+        return values
     except ValueError as error:
         raise CheckpointError(
             f"cannot be read ({error})",

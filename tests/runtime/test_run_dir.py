@@ -186,17 +186,18 @@ def test_mending_touches_no_model_that_is_whole(tmp_path):
 
 def test_run_json_comes_back_and_a_broken_one_is_refused(tmp_path):
     assert read_run(tmp_path) is None
-    write_run(tmp_path, {"stage": "sft", "text": "ü"})
-    assert read_run(tmp_path) == {"stage": "sft", "text": "ü"}
+    write_run(tmp_path, {"status": "done", "text": "ü"})
+    assert read_run(tmp_path) == {"status": "done", "text": "ü"}
     assert files(tmp_path) == {"run.json"}
     with pytest.raises(ValueError, match="JSON"):
         write_run(tmp_path, {"loss": float("nan")})
-    assert read_run(tmp_path) == {"stage": "sft", "text": "ü"}
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(CheckpointError, match="cannot be read") as caught:
-        read_run(tmp_path)
-    assert caught.value.where.endswith("run.json")
-    assert "--overwrite" in caught.value.do
+    assert read_run(tmp_path) == {"status": "done", "text": "ü"}
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(CheckpointError, match="cannot be read") as caught:
+            read_run(tmp_path)
+        assert caught.value.where.endswith("run.json")
+        assert "--overwrite" in caught.value.do
 
 
 def test_a_text_is_replaced_in_one_step(tmp_path, monkeypatch):
