@@ -92,6 +92,8 @@ def run(
             where=str(options.output),
             do="give --output another file",
         )
+    for number, (line, item) in enumerate(zip(kept, prompts, strict=False), start=1):
+        _require_answers(line, item, f"--output {options.output}:{number}")
     _make_ready(options.output, kept)
     reporter.begin("sample", total=len(prompts), unit="prompts", done=len(kept))
     ended = 0
@@ -211,6 +213,12 @@ def _kept_lines(options: SampleOptions) -> list[bytes]:
             where=f"--output {path}",
             do="give a file that this user may write",
         )
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            "is a device or a pipe, which cannot be resumed",
+            where=f"--output {path}",
+            do="leave --output away: the answers go to standard output then",
+        )
     text = path.read_bytes() if path.exists() else b""
     if text and not options.resume:
         raise ConfigError(
@@ -219,6 +227,25 @@ def _kept_lines(options: SampleOptions) -> list[bytes]:
             do="go on with --resume, or give another file",
         )
     return text[: text.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+def _require_answers(line: bytes, item: PromptItem, where: str) -> None:
+    """A kept line holds answers to the prompt in its place, ranked or not.
+
+    Raises:
+        ConfigError: it holds something else; the file may be another one than was meant.
+    """
+    try:
+        found = json.loads(line)
+        if isinstance(found["responses"], list) and found["prompt"] == to_json(item.prompt):
+            return
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ConfigError(
+        "the line holds no answers to the prompt in its place",
+        where=where,
+        do="give --output another file, or the prompts that it was sampled from",
+    )
 
 
 def _make_ready(output: str | None, kept: Sequence[bytes]) -> None:

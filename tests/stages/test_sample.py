@@ -114,6 +114,24 @@ def test_a_file_that_has_lines_is_neither_overwritten_nor_doubled(project: Proje
     assert Path("answers.jsonl").read_text() == "mine\n"
 
 
+@pytest.mark.parametrize("line", ["mine", "[1]", '{"prompt": "ab:"}', "of other prompts"])
+def test_a_file_of_something_else_is_not_gone_on_with(project: Project, line: str) -> None:
+    path = Path("answers.jsonl")
+    if line == "of other prompts":
+        run(into("answers.jsonl", limit=1), QUIET)
+        line = path.read_text().rstrip().replace('"ab:"', '"zz:"')
+    path.write_text(f"{line}\ntorn")
+    with pytest.raises(ConfigError, match="no answers to the prompt") as caught:
+        run(into("answers.jsonl", resume=True), QUIET)
+    assert caught.value.where == "--output answers.jsonl:1"
+    assert path.read_text() == f"{line}\ntorn"
+
+
+def test_a_device_is_no_file_for_answers(project: Project) -> None:
+    with pytest.raises(ConfigError, match="a device or a pipe"):
+        run(into("/dev/null"), QUIET)
+
+
 def test_more_lines_than_prompts_are_refused(project: Project) -> None:
     run(into("answers.jsonl"), QUIET)
     with pytest.raises(ConfigError, match="6 lines, and there are 2 prompts"):
