@@ -17,6 +17,7 @@ from stages.data.store import LoadSpec, Splits, Store
 from stages.errors import CheckpointError
 from stages.models.folder import model_folder, read_identity
 from stages.models.load import (
+    has_residual_dropout,
     headed_config,
     is_reward_model,
     load_tokenizer,
@@ -75,6 +76,9 @@ def models(session: Session, config: StageConfig, text: start.Text) -> list[Mode
     if isinstance(config, SftConfig):
         found = [_policy("model", config.model, config, trained=True)]
         set_dropout(found[0].config, start.loading_of(session), config.model)
+        if config.train.dropout is not None and not has_residual_dropout(found[0].config):
+            family = found[0].config.model_type
+            session.reporter.note(f"{family} models have no residual dropout: the preset's is left")
     elif isinstance(config, RewardModelConfig):
         found = _of_reward_model(config)
     else:

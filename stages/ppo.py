@@ -8,6 +8,7 @@ minibatches on it. Policy and critic are separate networks with an optimiser eac
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ def _train(session: Session, config: PpoConfig) -> Result:
 
     # 3. Policy, critic and averaged policy as plain model folders; the last, not the best.
     loop.publish()
-    return session.finish(f"rlhf sample {config.output} prompts.jsonl --output answers.jsonl")
+    policy = shlex.quote(config.output)
+    return session.finish(f"rlhf sample {policy} prompts.jsonl --output answers.jsonl")
 
 
 @dataclass

@@ -9,6 +9,7 @@ shifted so that demonstrations average 0.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,7 @@ def _train(session: Session, config: RewardModelConfig) -> Result:
     session.restore(model=trained)
     run_task(session, Ranked(session, config, text, trained, read.records, normaliser))
     show_calibration(session)
-    return session.finish(f"rlhf ppo ppo.yaml reward.path={config.output}")
+    return session.finish(f"rlhf ppo ppo.yaml reward.path={shlex.quote(config.output)}")
 
 
 @dataclass

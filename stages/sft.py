@@ -10,6 +10,7 @@ targets.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,7 @@ def _train(session: Session, config: SftConfig) -> Result:
     trained = trainee(policy, config.train)
     session.restore(model=trained)
     run_task(session, Supervised(session, config, text, trained, read.records, read.second))
-    return session.finish(f"rlhf train-rm reward_model.yaml model={config.output}")
+    return session.finish(f"rlhf train-rm reward_model.yaml model={shlex.quote(config.output)}")
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from stages import sft
 from stages.config import InvalidConfig
 from stages.errors import DataError
 from stages.runtime.reporter import SilentReporter
-from tests.stages.project import DEMONSTRATIONS, END_ID, Project, ids_of
+from tests.stages.project import DEMONSTRATIONS, END_ID, Listener, Project, ids_of
 from tests.stages.results import (
     assert_equal,
     identity,
@@ -215,6 +216,17 @@ def test_dropout_is_on_in_training_and_set_by_the_config(project: Project) -> No
     expected = float(torch.cat(losses_by_hand("gpt2", DEMONSTRATIONS)).mean())
     assert rows("runs/plain")[0]["loss/sft"] == pytest.approx(expected, rel=1e-9)
     assert rows("runs/wet")[0]["loss/sft"] != pytest.approx(expected, rel=1e-3)
+
+
+def test_a_preset_s_dropout_is_told_to_be_left_where_the_family_has_none(project: Project) -> None:
+    told = Listener()
+    sft.run(project.config("sft", preset="instructgpt", train__max_steps=1), told)
+    assert "llama models have no residual dropout: the preset's is left" in told.notes
+
+
+def test_an_output_with_a_space_is_quoted_in_the_next_command(project: Project) -> None:
+    told = sft.run(project.config("sft", output="runs/my sft", train__max_steps=1), QUIET)
+    assert shlex.split(told.next)[-1] == "model=runs/my sft"
 
 
 def test_the_model_folder_says_what_the_next_stage_needs(project: Project) -> None:
