@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -82,11 +83,21 @@ def stage_command(word: str, *, description: str) -> Callable[..., int]:
         with make_reporter(as_json=as_json, quiet=quiet) as reporter:
             result = run(loaded.config, reporter, resume=resume, overwrite=overwrite)
         if is_main_process():
-            finish(result, bounds, as_json=as_json)
+            following = beside(config, result.next)
+            finish(dataclasses.replace(result, next=following), bounds, as_json=as_json)
         return 0
 
     command.__doc__ = description
     return command
+
+
+def beside(config: str, command: str) -> str:
+    """The next command, its config looked for in the folder of this stage's config."""
+    words = command.split(" ")
+    folder = os.path.dirname(config)
+    if len(words) > 2 and words[2].endswith(".yaml") and os.path.dirname(words[2]) == "":
+        words[2] = shlex.quote(os.path.join(folder, words[2]))
+    return " ".join(words)
 
 
 def finish(result: Result, bounds: list[gates.Gate], *, as_json: bool) -> None:

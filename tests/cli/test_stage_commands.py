@@ -153,3 +153,13 @@ def test_each_command_refuses_the_config_of_another_stage(
     assert main([command, config]) == 2
     assert "this is a sft config" in capsys.readouterr().err.replace("an sft", "a sft")
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_next_command_names_the_config_beside_this_one() -> None:
+    assert stage_module.beside(
+        "configs/sft.yaml", "rlhf train-rm reward_model.yaml model=runs/sft"
+    ) == ("rlhf train-rm configs/reward_model.yaml model=runs/sft")
+    assert stage_module.beside("a b/sft.yaml", "rlhf ppo ppo.yaml") == "rlhf ppo 'a b/ppo.yaml'"
+    assert stage_module.beside("sft.yaml", "rlhf ppo ppo.yaml") == "rlhf ppo ppo.yaml"
+    other = "rlhf sample runs/ppo prompts.jsonl --output answers.jsonl"
+    assert stage_module.beside("configs/ppo.yaml", other) == other
