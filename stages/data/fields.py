@@ -1,15 +1,31 @@
-"""Checked access to the fields of a row: the value in its type, or a DataError with its place."""
+"""Checked access to the fields of a row: the value in its type, or a DataError with its place.
+
+A cell of a table is text, whatever it means: where a number or a list belongs, it is read as one.
+A list or an object written as text, as JSON or as Python prints it, is read likewise.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 from typing import Any, NoReturn
 
-from stages.data.records import Message, Row, Turns
+from stages.data.records import Cell, Message, Row, Turns
 from stages.errors import DataError
 
 ROLES = ("system", "user", "assistant")
 _TOOLS = ("tool", "function", "ipython", "observation", "function_call")
+_ALIASES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "developer": "system",
+}
+"""What other data sets call the three roles."""
 
 
 def wrong(what: str, where: str, do: str = "correct this field") -> NoReturn:
@@ -27,24 +43,32 @@ def get(row: Row, field: str) -> Any:
 def text(value: object, where: str) -> str:
     """A string that can be written as UTF-8."""
     if not isinstance(value, str):
-        wrong(f"must be a string, not {_kind(value)}", where)
+        do = "write the text in quotes, or delete this record"
+        wrong(f"must be a string, not {_kind(value)}", where, do)
     if not value.isascii():
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
             wrong("half of a surrogate pair, which is no character", where)
-    return value
+    return value if type(value) is str else str(value)
 
 
 def optional_text(value: object, where: str) -> str | None:
     """A string or None."""
-    return None if value is None else text(value, where)
+    return None if _is_absent(value) else text(value, where)
+
+
+def name(value: object) -> str | None:
+    """A name or number that identifies something, as text."""
+    return None if _is_absent(value) else str(value)
 
 
 def number(value: object, where: str) -> float | None:
     """A finite number or None."""
-    if value is None:
+    if _is_absent(value):
         return None
+    if isinstance(value, Cell):
+        value = _number_in(value, where)
     if isinstance(value, bool) or not isinstance(value, int | float):
         wrong(f"must be a number or null, not {_kind(value)}", where)
     if not math.isfinite(value):
@@ -62,22 +86,59 @@ def rank(value: object, where: str, *, first: int = 1) -> int | None:
     return int(given) - first + 1
 
 
+def choice(value: object, where: str) -> int:
+    """0 or 1."""
+    given = _number_in(value, where) if isinstance(value, Cell) else value
+    if isinstance(given, bool) or given not in (0, 1):
+        wrong(f"must be 0 or 1, not {value!r}", where)
+    return int(given)
+
+
+def flag(value: object) -> bool:
+    """Whether something is said to be so; a table writes it as a word or a number."""
+    return value.lower() in ("true", "1", "1.0") if isinstance(value, Cell) else bool(value)
+
+
 def mapping(value: object, where: str) -> dict:
     """An object."""
-    if not isinstance(value, dict):
-        wrong(f"must be an object, not {_kind(value)}", where)
-    return value
+    given = unfolded(value)
+    if not isinstance(given, dict):
+        wrong(f"must be an object, not {_kind(value)}", where, _unreadable(value))
+    return given
 
 
 def items(value: object, where: str) -> list:
     """A list."""
-    if not isinstance(value, list | tuple):
-        wrong(f"must be a list, not {_kind(value)}", where)
-    return list(value)
+    given = unfolded(value)
+    if not isinstance(given, list | tuple):
+        wrong(f"must be a list, not {_kind(value)}", where, _unreadable(value))
+    return list(given)
+
+
+def unfolded(value: object) -> object:
+    """The list or object that a text holds; every other value as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            found = parse(value)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return found if isinstance(found, list | dict) else value
+    return value
+
+
+def conversation(value: object) -> object:
+    """The messages that a text holds; every other value, a text that holds none too, as it is."""
+    found = unfolded(value)
+    if isinstance(found, list) and found and all(isinstance(turn, dict) for turn in found):
+        return found if all({"role", "from"} & turn.keys() for turn in found) else value
+    return value
 
 
 def prompt(value: object, where: str) -> str | Turns:
     """A prompt: a string, or messages that leave the next turn to the assistant."""
+    value = conversation(value)
     if isinstance(value, str):
         return text(value, where)
     given = turns(value, where)
@@ -87,7 +148,9 @@ def prompt(value: object, where: str) -> str | Turns:
 
 
 def turns(value: object, where: str) -> Turns:
-    """A list of one or more ``{"role", "content"}`` messages."""
+    """A list of one or more ``{"role", "content"}`` or ``{"from", "value"}`` turns, or one turn."""
+    if isinstance(value, dict) and {"role", "from"} & value.keys():
+        return (_turn(value, where),)
     given = items(value, where)
     if not given:
         wrong("no messages", where)
@@ -96,11 +159,15 @@ def turns(value: object, where: str) -> Turns:
 
 def _turn(value: object, where: str) -> Message:
     given = mapping(value, where)
-    role = text(given.get("role"), f"{where}.role")
-    check_role(role, f"{where}.role")
+    speaker = "from" if given.get("from") is not None else "role"
+    written = text(given.get(speaker), f"{where}.{speaker}")
+    role = _ALIASES.get(written.lower(), written.lower())
+    if role not in ROLES:
+        _refuse_role(written, f"{where}.{speaker}")
     if given.get("tool_calls") or given.get("function_call"):
-        refuse_tools(f"{where}.tool_calls")
-    return Message(role, _content(given.get("content"), f"{where}.content"))
+        _refuse_tools(f"{where}.tool_calls")
+    words = "value" if given.get("value") is not None else "content"
+    return Message(role, _content(given.get(words), f"{where}.{words}"))
 
 
 def _content(value: object, where: str) -> str:
@@ -114,21 +181,37 @@ def _content(value: object, where: str) -> str:
     return "".join(text(part.get("text"), f"{where}[{n}].text") for n, part in enumerate(parts))
 
 
-def check_role(role: str, where: str) -> None:
-    """Refuse roles other than system, user and assistant."""
-    if role in _TOOLS:
-        refuse_tools(where)
-    if role not in ROLES:
-        wrong(f"unknown role {role!r}", where, f"roles are {', '.join(ROLES)}")
+def _refuse_role(role: str, where: str) -> NoReturn:
+    if role.lower() in _TOOLS:
+        _refuse_tools(where)
+    wrong(f"unknown role {role!r}", where, f"roles are {', '.join(ROLES)}")
 
 
-def refuse_tools(where: str) -> NoReturn:
-    """Refuse tool calls."""
+def _refuse_tools(where: str) -> NoReturn:
     do = "leave out conversations with tool calls"
     wrong("tool calls and their results cannot be trained on", where, do)
 
 
+def _is_absent(value: object) -> bool:
+    """A null, or an empty cell of a table."""
+    return value is None or (isinstance(value, Cell) and not value)
+
+
+def _number_in(cell: Cell, where: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        wrong(f"must be a number, not {str(cell)!r}", where)
+
+
+def _unreadable(value: object) -> str:
+    table = "write lists and objects in a table's cells as JSON"
+    return table if isinstance(value, Cell) else "correct this field"
+
+
 def _kind(value: object) -> str:
-    names = {type(None): "null", bool: "true or false", dict: "an object", list: "a list"}
-    names |= {str: "a string", int: "a number", float: "a number"}
+    if isinstance(value, bool):
+        return str(value).lower()
+    names = {type(None): "null", dict: "an object", list: "a list", str: "a string"}
+    names |= {Cell: "a text", int: "a number", float: "a number"}
     return names.get(type(value), type(value).__name__)

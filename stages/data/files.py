@@ -5,20 +5,22 @@ from __future__ import annotations
 import csv
 import glob
 import gzip
-import json
-import math
+import io
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
-from stages.data.records import Row
+from stages.data import json_text
+from stages.data.records import Cell, Row
 from stages.errors import DataError
 
-HUB = "hub:"
-_BOM = b"\xef\xbb\xbf"
+HUB, STDIN = "hub:", "-"
+_BOM, _GZIP, _PARQUET = b"\xef\xbb\xbf", b"\x1f\x8b", b"PAR1"
 _READ = "use JSON Lines (.jsonl), JSON, CSV, Parquet or text files"
 
 
@@ -90,25 +92,35 @@ def _open_raw(name: str) -> BinaryIO:
         raise DataError(f"cannot read the file: {error.strerror}", where=name, do=do) from error
 
 
-def _lines(name: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines that are not blank, without their ends."""
-    for number, line in _raw_lines(name):
-        if line.strip():
-            yield number, line.rstrip("\r\n")
-
-
-def _raw_lines(name: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines with their ends, split at line feeds only: U+2028 may stand in a string."""
-    with _open_raw(name) as raw:
-        stream: Any = gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
+@contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    """A file or standard input, behind its byte-order mark, decompressed where it is compressed."""
+    with nullcontext(sys.stdin.buffer) if name == STDIN else _open_raw(name) as raw:
+        zipped = name.endswith(".gz") or raw.peek(2)[:2] == _GZIP  # type: ignore[attr-defined]
         try:
-            for number, line in enumerate(stream, start=1):
-                data = line.removeprefix(_BOM) if number == 1 else line
-                yield number, _decode(data, f"{name}:{number}")
+            stream: Any = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if zipped else raw  # type: ignore[arg-type]
+            if stream.peek(3)[:3] == _BOM:
+                stream.read(3)
+            yield stream
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
                 f"the compressed file is damaged: {error}", where=name, do="compress it again"
             ) from error
+
+
+def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, str]]:
+    """Lines that are not blank, without their ends, each with its place."""
+    for where, line in _raw_lines(stream, name):
+        if line.strip():
+            yield where, line.rstrip("\r\n")
+
+
+def _raw_lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, str]]:
+    """Lines with their ends, split at line feeds only: U+2028 may stand in a string."""
+    shown = "standard input" if name == STDIN else name
+    for number, line in enumerate(stream, start=1):
+        where = f"{shown}:{number}"
+        yield where, _decode(line, where)
 
 
 def _decode(data: bytes, where: str) -> str:
@@ -120,16 +132,24 @@ def _decode(data: bytes, where: str) -> str:
 
 
 def _text(name: str) -> Iterator[Row]:
-    for number, line in _lines(name):
-        yield Row({"text": line}, f"{name}:{number}")
+    with _opened(name) as stream:
+        for where, line in _lines(stream, name):
+            yield Row({"text": line}, where)
 
 
 def _json(name: str) -> Iterator[Row]:
-    for n, (number, line) in enumerate(_lines(name)):
-        if n == 0 and line.lstrip().startswith("["):
-            yield from _array(name)
+    """JSON Lines, or the objects of one array."""
+    with _opened(name) as stream:
+        head = stream.peek(1).lstrip()[:4]  # type: ignore[attr-defined]
+        if head == _PARQUET:
+            what = "this is a Parquet file"
+            raise DataError(what, where=name, do="give its name the ending .parquet")
+        if head[:1] == b"[":
+            for value, where in json_text.elements(stream, name):
+                yield _row(value, where)
             return
-        yield _row(_parse(line, f"{name}:{number}"), f"{name}:{number}")
+        for where, line in _lines(stream, name):
+            yield _row(json_text.parse_line(line, where), where)
 
 
 def _row(value: object, where: str) -> Row:
@@ -139,94 +159,29 @@ def _row(value: object, where: str) -> Row:
     return Row(value, where)
 
 
-def _array(name: str) -> Iterator[Row]:
-    """The objects of a file that is one JSON array, each with the line it starts on."""
-    text = "".join(line for _, line in _raw_lines(name))
-    position, line = text.index("[") + 1, 1 + text.count("\n", 0, text.index("[") + 1)
-    for n in count():
-        start = _skip(text, position, " \t\n\r")
-        if text[start : start + 1] == "]":
-            return _nothing_after(text, start + 1, name)
-        if n and text[start : start + 1] == ",":
-            start = _skip(text, start + 1, " \t\n\r")
-        elif n:
-            _broken(name, line, "a comma or the closing bracket is missing")
-        line += text.count("\n", position, start)
-        value, stop = _parse_at(text, start, f"{name}:{line}")
-        yield _row(value, f"{name}:{line}")
-        line += text.count("\n", start, stop)
-        position = stop
-    return None
-
-
-def _skip(text: str, position: int, blank: str) -> int:
-    while position < len(text) and text[position] in blank:
-        position += 1
-    return position
-
-
-def _nothing_after(text: str, position: int, name: str) -> None:
-    rest = _skip(text, position, " \t\n\r")
-    if rest < len(text):
-        line = 1 + text.count("\n", 0, rest)
-        _broken(name, line, "text follows the closing bracket")
-
-
-def _broken(name: str, line: int, what: str) -> NoReturn:
-    raise DataError(what, where=f"{name}:{line}", do="repair the JSON of this file")
-
-
-def _parse(line: str, where: str) -> object:
-    value, stop = _parse_at(line, _skip(line, 0, " \t"), where)
-    if line[stop:].strip():
-        what = f"column {stop + 1}: more text follows the object"
-        raise DataError(what, where=where, do="write one JSON object per line")
-    return value
-
-
-def _parse_at(text: str, position: int, where: str) -> tuple[object, int]:
-    try:
-        return _DECODER.raw_decode(text, position)
-    except json.JSONDecodeError as error:
-        what = f"column {error.colno}: broken JSON: {error.msg}"
-        raise DataError(what, where=where, do="repair or delete this line") from error
-    except RecursionError as error:
-        raise DataError("too deeply nested", where=where, do="flatten this record") from error
-    except ValueError as error:
-        raise DataError(str(error), where=where, do="use finite numbers or null") from error
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise ValueError(f"{digits} is not a finite number")
-    return number
-
-
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
-
-
 def _csv(name: str) -> Iterator[Row]:
     csv.field_size_limit(1 << 30)
     delimiter = "\t" if ".tsv" in Path(name).suffixes else ","
-    reader = csv.reader((line for _, line in _raw_lines(name)), delimiter=delimiter, strict=True)
-    try:
-        header = next(reader, [])
-        line = reader.line_num + 1
-        for cells in reader:
-            if cells:
-                yield Row(_cells(header, cells, f"{name}:{line}"), f"{name}:{line}")
+    with _opened(name) as stream:
+        lines = (line for _, line in _raw_lines(stream, name))
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        try:
+            header = next(reader, [])
             line = reader.line_num + 1
-    except csv.Error as error:
-        where = f"{name}:{reader.line_num}"
-        raise DataError(f"broken CSV: {error}", where=where, do="repair this line") from error
+            for cells in reader:
+                if cells:
+                    yield Row(_cells(header, cells, f"{name}:{line}"), f"{name}:{line}")
+                line = reader.line_num + 1
+        except csv.Error as error:
+            where = f"{name}:{reader.line_num}"
+            raise DataError(f"broken CSV: {error}", where=where, do="repair this line") from error
 
 
-def _cells(header: list[str], cells: list[str], where: str) -> dict[str, str]:
+def _cells(header: list[str], cells: list[str], where: str) -> dict[str, Cell]:
     if len(header) != len(cells):
         what = f"{len(cells)} cells where the header has {len(header)}"
         raise DataError(what, where=where, do="quote cells that hold the delimiter")
-    return dict(zip(header, cells, strict=True))
+    return dict(zip(header, map(Cell, cells), strict=True))
 
 
 def _parquet(name: str) -> Iterator[Row]:
@@ -236,13 +191,21 @@ def _parquet(name: str) -> Iterator[Row]:
     try:
         numbers = count(1)
         with pq.ParquetFile(name) as file:
-            for batch in file.iter_batches(batch_size=512):
+            columns = [field.name for field in file.schema_arrow if not _is_beside(field.type)]
+            for batch in file.iter_batches(batch_size=512, columns=columns):
                 for fields in batch.to_pylist():
                     yield Row(fields, f"{name}:{next(numbers)}")
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"not a readable Parquet file: {error}", where=name, do="write the file again"
         ) from error
+
+
+def _is_beside(kind: Any) -> bool:
+    """Times and bytes: no format has them, and Python cannot hold each of them."""
+    import pyarrow as pa
+
+    return pa.types.is_temporal(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def _hub_rows(name: str) -> Iterator[Row]:

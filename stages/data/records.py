@@ -95,6 +95,12 @@ class Useless:
 Record = Demonstration | Ranking | Prompt | Document | Useless
 
 
+class Cell(str):
+    """The text of a table's cell, whose type is not known: ``"1"`` may be a number."""
+
+    __slots__ = ()
+
+
 class Row(NamedTuple):
     """One object of a data file, as it was read."""
 

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from stages.data.formats import canonical, chat, judged, pairs, plain, trees
-from stages.data.records import Record, Row
+from stages.data.records import Cell, Record, Row
 from stages.errors import ConfigError, DataError
 
 Fields = Mapping[str, Any]
@@ -96,7 +96,7 @@ FORMATS: dict[str, Format] = {
             "arena",
             "rankings",
             "conversation_a, conversation_b, winner",
-            _has("conversation_a", "conversation_b", "winner"),
+            judged.is_arena,
             _each(judged.arena),
         ),
         Format(
@@ -104,7 +104,7 @@ FORMATS: dict[str, Format] = {
             "rankings",
             "history, human_ref_A, human_ref_B, labels",
             _has("history", "human_ref_A", "human_ref_B", "labels"),
-            _each(judged.shp),
+            lambda rows, as_messages: judged.shp(rows),
         ),
         Format(
             "webgpt",
@@ -119,9 +119,15 @@ FORMATS: dict[str, Format] = {
             "rankings",
             "chosen, rejected, perhaps prompt",
             _has("chosen", "rejected"),
-            _each(pairs.read),
+            _dialogue(pairs.read),
         ),
-        Format("messages", "demonstrations", "messages", _has("messages"), _each(chat.messages)),
+        Format(
+            "messages",
+            "demonstrations",
+            "messages",
+            lambda fields: "messages" in fields or "conversation" in fields,
+            _each(chat.messages),
+        ),
         Format(
             "sharegpt",
             "demonstrations",
@@ -133,7 +139,7 @@ FORMATS: dict[str, Format] = {
             "prompt_completion",
             "demonstrations",
             "prompt, completion",
-            _has("prompt", "completion"),
+            plain.is_completion,
             _each(plain.prompt_completion),
         ),
         Format(
@@ -150,10 +156,25 @@ FORMATS: dict[str, Format] = {
             _has("instruction", "response"),
             _each(plain.dolly),
         ),
-        Format("prompts", "prompts", "prompt", _has("prompt"), _each(canonical.prompt_only)),
+        Format(
+            "prompts",
+            "prompts",
+            "prompt",
+            lambda fields: "prompt" in fields or list(fields) == ["input"],
+            _each(canonical.prompt_only),
+        ),
         Format("text", "documents", "text", _has("text"), _each(plain.text)),
     )
 }
+
+
+_FOREIGN = {
+    "prompt": ("question", "query", "instruction", "problem", "input", "context"),
+    "response": ("answer", "output", "completion", "solution", "target"),
+    "chosen": ("chosen_response", "response_chosen", "preferred"),
+    "rejected": ("rejected_response", "response_rejected", "dispreferred"),
+}
+"""What the columns of a prompt and its answers are called where no format is recognised."""
 
 
 def choose(name: str, fields: Fields, where: str) -> Format:
@@ -174,8 +195,20 @@ def choose(name: str, fields: Fields, where: str) -> Format:
     raise DataError(
         f"no known format has the columns {', '.join(map(str, fields)) or '(none)'}",
         where=where,
-        do="rename columns with data.columns; docs/data-formats.md lists those of each format",
+        do=f"{_renaming(fields)}; docs/data-formats.md lists the columns of each format",
     )
+
+
+def _renaming(fields: Fields) -> str:
+    """How the columns could be renamed, where their names are telling."""
+    found = {}
+    for ours, names in _FOREIGN.items():
+        known = [name for name in names if name in fields and ours not in fields]
+        found |= {known[0]: ours} if known else {}
+    if not found:
+        return "rename columns with data.columns"
+    pairs = ", ".join(f"{theirs}: {ours}" for theirs, ours in found.items())
+    return f"rename columns with data.columns, perhaps {{{pairs}}}"
 
 
 def _refuse(fields: Fields, where: str) -> None:
@@ -186,7 +219,9 @@ def _refuse(fields: Fields, where: str) -> None:
             do="rank whole answers instead: prompt and responses with ranks",
         )
     answered = "completion" in fields or "response" in fields
-    if answered and isinstance(fields.get("label"), bool):
+    label = fields.get("label")
+    judged_alone = isinstance(label, bool) or label in (Cell("True"), Cell("False"))
+    if answered and judged_alone:
         raise DataError(
             "these are true or false labels of single answers, not demonstrations or rankings",
             where=where,

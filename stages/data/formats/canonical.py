@@ -10,22 +10,33 @@ from stages.data.records import Demonstration, Prompt, Ranking, Record, Response
 
 
 def is_canonical(fields: Mapping[str, Any]) -> bool:
-    """A prompt with ``response`` or ``responses``."""
-    return "prompt" in fields and ("response" in fields or "responses" in fields)
+    """A prompt with ``responses``, or with ``response`` and no pair of answers beside it."""
+    paired = "chosen" in fields and "rejected" in fields
+    return "prompt" in fields and ("responses" in fields or ("response" in fields and not paired))
 
 
 def read(row: Row) -> Record:
-    """One line, whichever of the three records it is."""
-    if "responses" in row.fields:
+    """One line, whichever of the three records it is; a table has null in the others' columns."""
+    if row.fields.get("responses") is not None:
         return _ranking(row)
-    if "response" in row.fields:
+    if row.fields.get("response") is not None:
         return _demonstration(row)
-    return prompt_only(row)
+    return _without_answer(row)
 
 
 def prompt_only(row: Row) -> Prompt:
     """The prompt of a line."""
-    return Prompt(f.prompt(f.get(row, "prompt"), row.at("prompt")), row.origin)
+    field = "prompt" if "prompt" in row.fields or "input" not in row.fields else "input"
+    return Prompt(f.prompt(f.get(row, field), row.at(field)), row.origin)
+
+
+def _without_answer(row: Row) -> Record:
+    """A prompt; but a null where the file's other answers stand is a mistake."""
+    given = [name for name in ("response", "responses") if name in row.fields]
+    if len(given) == 1:
+        kind = f.text if given == ["response"] else f.items
+        kind(row.fields[given[0]], row.at(given[0]))
+    return prompt_only(row)
 
 
 def _demonstration(row: Row) -> Demonstration:
@@ -36,14 +47,13 @@ def _demonstration(row: Row) -> Demonstration:
 
 def _ranking(row: Row) -> Ranking:
     given = f.items(row.fields["responses"], row.at("responses"))
-    name = row.fields.get("id")
     return Ranking(
         prompt=prompt_only(row).prompt,
         responses=tuple(_response(r, row.at(f"responses[{n}]")) for n, r in enumerate(given)),
         origin=row.origin,
-        id=None if name is None else str(name),
+        id=f.name(row.fields.get("id")),
         source=f.optional_text(row.fields.get("source"), row.at("source")),
-        labeler=_name(row.fields.get("labeler")),
+        labeler=f.name(row.fields.get("labeler")),
         margin=f.number(row.fields.get("margin"), row.at("margin")),
     )
 
@@ -59,7 +69,7 @@ def _response(value: object, where: str) -> Response:
         ids=_ids(given.get("ids"), f"{where}.ids"),
         vocabulary=f.optional_text(given.get("vocabulary"), f"{where}.vocabulary"),
         flags=_flags(given.get("flags"), f"{where}.flags"),
-        model=_name(given.get("model")),
+        model=f.name(given.get("model")),
     )
 
 
@@ -74,9 +84,5 @@ def _ids(value: object, where: str) -> tuple[int, ...] | None:
 
 
 def _flags(value: object, where: str) -> tuple[str, ...]:
-    given = [] if value is None else f.items(value, where)
+    given = [] if not value else f.items(value, where)
     return tuple(f.text(flag, f"{where}[{n}]") for n, flag in enumerate(given))
-
-
-def _name(value: object) -> str | None:
-    return None if value is None else str(value)

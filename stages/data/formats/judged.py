@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stages.data import fields as f
-from stages.data.formats import pairs
-from stages.data.records import Ranking, Record, Response, Row, Turns, Useless
+from stages.data.formats import asked, pairs
+from stages.data.records import Message, Ranking, Record, Response, Row, Turns, Useless
 
-NO_RATING = "no rating"
+_OUTCOMES = ("winner_model_a", "winner_model_b", "winner_tie")
 
 
 def nectar(row: Row, as_messages: bool) -> Ranking:
@@ -24,7 +26,7 @@ def nectar(row: Row, as_messages: bool) -> Ranking:
         Response(
             f.text(answer.get("answer"), f"{where}[{n}].answer"),
             f.rank(answer.get("rank"), f"{where}[{n}].rank"),
-            model=answer.get("model"),
+            model=f.name(answer.get("model")),
         )
         for n, answer in enumerate(answers)
     )
@@ -32,8 +34,12 @@ def nectar(row: Row, as_messages: bool) -> Ranking:
 
 
 def ultrafeedback(row: Row) -> Ranking:
-    """UltraFeedback: ``completions`` with an overall score, or with a rating per aspect."""
-    prompt = f.text(f.get(row, "instruction"), row.at("instruction"))
+    """UltraFeedback: ``completions`` with ratings of several aspects, and an overall score.
+
+    The mean of the ratings counts: in the first version of the data set an overall score of 1 was
+    written as 10 (OpenBMB/UltraFeedback, issue 8).
+    """
+    prompt = f.prompt(f.get(row, "instruction"), row.at("instruction"))
     where = row.at("completions")
     given = f.items(f.get(row, "completions"), where)
     responses = tuple(_completion(answer, f"{where}[{n}]") for n, answer in enumerate(given))
@@ -43,57 +49,72 @@ def ultrafeedback(row: Row) -> Ranking:
 def _completion(value: object, where: str) -> Response:
     given = f.mapping(value, where)
     text = f.text(given.get("response"), f"{where}.response")
-    aspects = given.get("annotations")
-    if not isinstance(aspects, dict):
-        return Response(text, score=_rating(given.get("overall_score")), model=given.get("model"))
-    rated = [_rating(a.get("Rating")) for a in aspects.values() if isinstance(a, dict)]
+    aspects = f.unfolded(given.get("annotations"))
+    judged = list(aspects.values()) if isinstance(aspects, dict) else []
+    rated = [_rating(_first(aspect).get("Rating")) for aspect in judged]
     known = [rating for rating in rated if rating is not None]
-    mean = sum(known) / len(known) if known else None
-    return Response(text, score=mean, model=given.get("model"))
+    score = sum(known) / len(known) if known else _rating(given.get("overall_score"))
+    return Response(text, score=score, model=f.name(given.get("model")))
+
+
+def _first(aspect: object) -> dict:
+    """The judgement of an aspect, which one version of the data set has in a list."""
+    found = aspect[0] if isinstance(aspect, list) and aspect else aspect
+    return found if isinstance(found, dict) else {}
 
 
 def _rating(value: object) -> float | None:
     """A rating that may be written as a string, with "N/A" where there is none."""
     try:
-        return float(str(value))
+        rating = float(str(value))
     except ValueError:
         return None
+    return rating if math.isfinite(rating) else None
 
 
 def is_distilabel(fields: Mapping[str, Any]) -> bool:
     """Generations of one instruction with a rating each."""
-    asked = "instruction" in fields or "input" in fields
-    return asked and "generations" in fields and ("ratings" in fields or "rating" in fields)
+    has_prompt = "instruction" in fields or "input" in fields
+    return has_prompt and "generations" in fields and ("ratings" in fields or "rating" in fields)
 
 
 def distilabel(row: Row) -> Ranking:
-    """distilabel: ``generations`` and ``ratings`` side by side."""
-    asked = "instruction" if "instruction" in row.fields else "input"
+    """distilabel: ``generations`` and ``ratings`` side by side, null where a step has failed."""
+    field = "instruction" if "instruction" in row.fields else "input"
     rated = "ratings" if "ratings" in row.fields else "rating"
-    prompt = f.text(f.get(row, asked), row.at(asked))
-    texts = f.items(f.get(row, "generations"), row.at("generations"))
-    ratings = f.items(f.get(row, rated), row.at(rated))
+    prompt = asked.in_turns(row, f.prompt(f.get(row, field), row.at(field)))
+    texts = _list_or_none(f.get(row, "generations"), row.at("generations")) or []
+    ratings = _list_or_none(f.get(row, rated), row.at(rated))
+    ratings = [None] * len(texts) if ratings is None else ratings
     if len(texts) != len(ratings):
         f.wrong(f"{len(ratings)} ratings for {len(texts)} generations", row.at(rated))
     responses = tuple(
         Response(f.text(text, row.at(f"generations[{n}]")), score=_rating(rating))
         for n, (text, rating) in enumerate(zip(texts, ratings, strict=True))
+        if text is not None
     )
     return Ranking(prompt, responses, row.origin)
+
+
+def _list_or_none(value: object, where: str) -> list | None:
+    return None if value is None else f.items(value, where)
 
 
 def summarize_from_feedback(row: Row) -> Ranking:
     """Summaries of a Reddit post or an article, ``choice`` 0 or 1 the better (Stiennon 2020)."""
     info = f.mapping(f.get(row, "info"), row.at("info"))
     where = row.at("summaries")
-    texts = [
-        f.text(f.mapping(s, f"{where}[{n}]").get("text"), f"{where}[{n}].text")
-        for n, s in enumerate(f.items(f.get(row, "summaries"), where))
+    given = [
+        f.mapping(summary, f"{where}[{n}]")
+        for n, summary in enumerate(f.items(f.get(row, "summaries"), where))
     ]
-    choice = f.get(row, "choice")
-    if choice not in (0, 1) or len(texts) != 2:
-        f.wrong(f"must be 0 or 1 for two summaries, not {choice!r}", row.at("choice"))
-    return _two(row, _post(info, row.at("info")), texts, winner=int(choice))
+    texts = [f.text(summary.get("text"), f"{where}[{n}].text") for n, summary in enumerate(given)]
+    choice = f.choice(f.get(row, "choice"), row.at("choice"))
+    if len(texts) != 2:
+        f.wrong(f"must be two summaries, not {len(texts)}", where)
+    names = [f.name(summary.get("policy")) for summary in given]
+    found = _two(row, _post(info, row.at("info")), texts, winner=choice, models=names)
+    return replace(found, labeler=f.name(row.fields.get("worker")))
 
 
 def _post(info: dict, where: str) -> str:
@@ -103,35 +124,100 @@ def _post(info: dict, where: str) -> str:
     return "\n\n".join([*parts, "TL;DR:"])
 
 
+def is_arena(fields: Mapping[str, Any]) -> bool:
+    """Two conversations and a winner, or the table of two answers with a column per outcome."""
+    return {"conversation_a", "conversation_b", "winner"} <= fields.keys() or {
+        "prompt",
+        "response_a",
+        "response_b",
+        *_OUTCOMES,
+    } <= fields.keys()
+
+
 def arena(row: Row) -> Record:
     """Chatbot Arena: two conversations, and the ``winner`` model_a, model_b or a tie."""
+    if "conversation_a" not in row.fields:
+        return _arena_table(row)
     sides = [
         f.turns(f.get(row, name), row.at(name)) for name in ("conversation_a", "conversation_b")
     ]
-    winner = f.text(f.get(row, "winner"), row.at("winner"))
+    written = f.text(f.get(row, "winner"), row.at("winner"))
     known = {"model_a": 0, "model_b": 1}
-    if winner not in known and not winner.startswith("tie"):
-        f.wrong(f"must be model_a, model_b or a tie, not {winner!r}", row.at("winner"))
+    tied = written.startswith("tie") or written in ("both_bad", "bothbad")
+    if written not in known and not tied:
+        f.wrong(f"must be model_a, model_b or a tie, not {written!r}", row.at("winner"))
+    return _battle(row, sides, known.get(written))
+
+
+def _arena_table(row: Row) -> Record:
+    """The arena's table: lists of the user's turns and of each side's answers, as JSON."""
+    questions = f.items(f.get(row, "prompt"), row.at("prompt"))
+    sides = []
+    for side in ("response_a", "response_b"):
+        answers = f.items(f.get(row, side), row.at(side))
+        if len(answers) != len(questions):
+            f.wrong(f"{len(answers)} answers to {len(questions)} prompts", row.at(side))
+        if None in answers or None in questions:
+            return Useless("an answer is missing", row.origin)
+        texts = [text for pair in zip(questions, answers, strict=True) for text in pair]
+        roles = ("user", "assistant") * len(answers)
+        spoken = zip(roles, texts, strict=True)
+        sides.append(tuple(Message(role, f.text(t, row.at(side))) for role, t in spoken))
+    won = [f.choice(f.get(row, name), row.at(name)) for name in _OUTCOMES]
+    if sum(won) != 1:
+        f.wrong("exactly one of the three outcomes must be 1", row.at(_OUTCOMES[0]))
+    return _battle(row, sides, (0, 1, None)[won.index(1)])
+
+
+def _battle(row: Row, sides: list[Turns], winner: int | None) -> Record:
+    """The last answers of two conversations that are alike before them."""
     if sides[0][:-1] != sides[1][:-1] or len(sides[0]) < 2:
         return Useless(pairs.DIFFER, row.origin)
     if any(side[-1].role != "assistant" for side in sides):
         f.wrong("the last turn must be the assistant's", row.at("conversation_a"))
     texts = [side[-1].content for side in sides]
-    return _two(row, sides[0][:-1], texts, winner=known.get(winner))
+    models = [f.name(row.fields.get(name)) for name in ("model_a", "model_b")]
+    return _two(row, sides[0][:-1], texts, winner=winner, models=models)
 
 
-def shp(row: Row) -> Ranking:
-    """Stanford Human Preferences: ``labels`` 1 where answer A is the better, else 0."""
-    label = f.get(row, "labels")
-    if label not in (0, 1):
-        f.wrong(f"must be 0 or 1, not {label!r}", row.at("labels"))
+def shp(rows: Iterable[Row]) -> Iterator[Record]:
+    """Stanford Human Preferences: the comments of a post, compared in pairs, as one ranking.
+
+    A comment's score is its votes. A row without votes stays a pair: ``labels`` 1 where A is the
+    better, else 0. The comments are held in memory until all rows are read.
+    """
+    posts: dict[str, Ranking] = {}
+    for row in rows:
+        pair = _comments(row)
+        if isinstance(pair, Useless) or any(c.score is None for c in pair.responses):
+            yield pair
+            continue
+        name = pair.id or str(pair.prompt)
+        known = posts.setdefault(name, replace(pair, responses=()))
+        seen = {comment.text for comment in known.responses}
+        new = tuple(comment for comment in pair.responses if comment.text not in seen)
+        posts[name] = replace(known, responses=known.responses + new)
+    yield from posts.values()
+
+
+def _comments(row: Row) -> Ranking | Useless:
+    """One row: two comments on a post, by votes where the row has them, else by its label."""
+    label = f.choice(f.get(row, "labels"), row.at("labels"))
     texts = [f.text(f.get(row, n), row.at(n)) for n in ("human_ref_A", "human_ref_B")]
-    return _two(row, f.text(f.get(row, "history"), row.at("history")), texts, 1 - int(label))
+    prompt = f.text(f.get(row, "history"), row.at("history"))
+    name = f.name(row.fields.get("post_id"))
+    a, b = (f.number(row.fields.get(n), row.at(n)) for n in ("score_A", "score_B"))
+    if a is None or b is None or a == b:
+        return replace(_two(row, prompt, texts, 1 - label), id=name)
+    if (a > b) != bool(label):
+        return Useless("the label contradicts the votes", row.origin)
+    responses = (Response(texts[0], score=a), Response(texts[1], score=b))
+    return Ranking(prompt, responses, row.origin, id=name)
 
 
 def webgpt(row: Row) -> Ranking:
     """WebGPT comparisons: two answers with scores around 0."""
-    question = f.get(row, "question")
+    question = f.unfolded(f.get(row, "question"))
     if isinstance(question, dict):
         question = question.get("full_text")
     responses = tuple(
@@ -144,10 +230,17 @@ def webgpt(row: Row) -> Ranking:
     return Ranking(f.text(question, row.at("question")), responses, row.origin)
 
 
-def _two(row: Row, prompt: str | Turns, texts: list[str], winner: int | None) -> Ranking:
+def _two(
+    row: Row,
+    prompt: str | Turns,
+    texts: list[str],
+    winner: int | None,
+    models: Sequence[str | None] = (None, None),
+) -> Ranking:
     """Two answers of which one won, or a tie."""
     ranks = [1 if winner is None or winner == n else 2 for n in (0, 1)]
-    responses = tuple(Response(text, rank) for text, rank in zip(texts, ranks, strict=True))
+    sides = zip(texts, ranks, models, strict=True)
+    responses = tuple(Response(text, rank, model=model) for text, rank, model in sides)
     return Ranking(prompt, responses, row.origin)
 
 

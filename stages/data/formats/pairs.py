@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from stages.data import fields as f
+from stages.data.formats import asked
 from stages.data.records import (
     Message,
     PromptLike,
@@ -21,6 +23,9 @@ from stages.data.records import (
 _HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 _SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 DIFFER = "the prompts of the two answers differ"
+_ASKED = ("prompt", "question", "input")
+_SCORES = ("score_{}", "{}_score", "{}-rating", "{}_rating")
+_REPEATED = 40  # nobody begins both answers with so long a prompt; so the file repeats it there
 
 
 def is_hh(fields: Mapping[str, Any]) -> bool:
@@ -60,16 +65,15 @@ def turns_of(prompt: str) -> Turns:
     return tuple(turns[:-1] if turns and turns[-1] == Message("assistant", "") else turns)
 
 
-def read(row: Row) -> Record:
+def read(row: Row, as_messages: bool) -> Record:
     """``chosen`` and ``rejected``, strings or messages, with a prompt column or a shared start."""
-    chosen, rejected = f.get(row, "chosen"), f.get(row, "rejected")
-    explicit = row.fields.get("prompt")
+    chosen, rejected = (f.conversation(f.get(row, side)) for side in ("chosen", "rejected"))
+    start = _asked(row)
     if isinstance(chosen, str) and isinstance(rejected, str):
         texts = [f.text(chosen, row.at("chosen")), f.text(rejected, row.at("rejected"))]
-        if explicit is not None:
-            return _pair(row, f.prompt(explicit, row.at("prompt")), *texts)
-        return _pair(row, *_common(*texts))
-    start = None if explicit is None else f.prompt(explicit, row.at("prompt"))
+        if start is None:
+            return _pair(row, *_common(*texts))
+        return _pair(row, *_behind(start, *texts, as_messages=as_messages))
     sides = [
         _conversation(start, f.turns(turns, row.at(side)), row.at(side))
         for side, turns in (("chosen", chosen), ("rejected", rejected))
@@ -77,6 +81,33 @@ def read(row: Row) -> Record:
     if sides[0][0] != sides[1][0]:
         return Useless(DIFFER, row.origin)
     return _pair(row, sides[0][0], sides[0][1], sides[1][1])
+
+
+def _asked(row: Row) -> PromptLike | None:
+    """The prompt by whichever column holds it, or None."""
+    if row.fields.get("instruction") is not None and row.fields.get("prompt") is None:
+        return asked.instruction(row, "instruction", "input")
+    given = next((name for name in _ASKED if row.fields.get(name) is not None), None)
+    if given is not None:
+        return asked.in_turns(row, f.prompt(row.fields[given], row.at(given)))
+    sides = [f.unfolded(row.fields[side]) for side in ("chosen", "rejected")]
+    if "conversations" in row.fields and all(isinstance(side, dict) for side in sides):
+        turns = f.prompt(row.fields["conversations"], row.at("conversations"))
+        return asked.in_turns(row, turns)
+    return None
+
+
+def _behind(
+    prompt: PromptLike, chosen: str, rejected: str, *, as_messages: bool
+) -> tuple[PromptLike, str, str]:
+    """Prompt and answers, without a prompt that both answers repeat, and as turns where asked."""
+    if not isinstance(prompt, str):
+        return prompt, chosen, rejected
+    if len(prompt) >= _REPEATED and chosen.startswith(prompt) and rejected.startswith(prompt):
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    if as_messages and prompt.lstrip().startswith("Human:"):
+        return turns_of(prompt), chosen.strip(), rejected.strip()
+    return prompt, chosen, rejected
 
 
 def _common(chosen: str, rejected: str) -> tuple[str, str, str]:
@@ -101,20 +132,33 @@ def _conversation(start: PromptLike | None, turns: Turns, where: str) -> tuple[P
         f.wrong("no turn before the answer, and no prompt column", where)
     if start is None or (isinstance(start, str) and prompt):
         return prompt, answer.content
-    if isinstance(start, str) or prompt[: len(start)] == start:
-        return prompt or start, answer.content
-    return start + prompt, answer.content
+    given = (Message("user", start),) if isinstance(start, str) else start
+    if not prompt or prompt[: len(given)] == given:
+        return prompt or given, answer.content
+    return _joined(given, prompt), answer.content
+
+
+def _joined(start: Turns, prompt: Turns) -> Turns:
+    """The turns of the prompt column, and those of the answer's column that it does not hold."""
+    repeated = start[0].role == "system" and start[1:] == prompt
+    return start if repeated else start + prompt
 
 
 def _pair(row: Row, prompt: PromptLike, chosen: str, rejected: str) -> Ranking:
-    scores = [
-        f.number(row.fields.get(name), row.at(name)) for name in ("score_chosen", "score_rejected")
-    ]
-    name = row.fields.get("id")
+    scores = [_score(row, side) for side in ("chosen", "rejected")]
     return Ranking(
         prompt=prompt,
         responses=(Response(chosen, 1, scores[0]), Response(rejected, 2, scores[1])),
         origin=row.origin,
-        id=None if name is None else str(name),
+        id=f.name(row.fields.get("id")),
         margin=f.number(row.fields.get("margin"), row.at("margin")),
     )
+
+
+def _score(row: Row, side: str) -> float | None:
+    """The score of an answer, under the names that it has in the known data sets."""
+    first, *others = (name.format(side) for name in _SCORES)
+    if first in row.fields:
+        return f.number(row.fields[first], row.at(first))
+    found = (row.fields.get(name) for name in others)
+    return next((float(n) for n in found if type(n) in (int, float) and isfinite(n)), None)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from stages.data import fields as f
-from stages.data.formats import chat
+from stages.data.formats import asked, chat
 from stages.data.records import Demonstration, Document, Record, Response, Row
 
 
+def is_completion(fields: Mapping[str, Any]) -> bool:
+    """TRL's two columns, or OpenRLHF's."""
+    return {"prompt", "completion"} <= fields.keys() or (
+        {"input", "output"} <= fields.keys() and "instruction" not in fields
+    )
+
+
 def prompt_completion(row: Row) -> Record:
-    """``prompt`` and ``completion``, both strings or both lists of messages."""
-    completion = f.get(row, "completion")
-    prompt = f.get(row, "prompt")
+    """A prompt and its completion, both strings or both lists of messages."""
+    ours = "completion" in row.fields or "input" not in row.fields
+    asking, answering = ("prompt", "completion") if ours else ("input", "output")
+    completion = f.conversation(f.get(row, answering))
+    before = f.prompt(f.get(row, asking), row.at(asking))
     if isinstance(completion, str):
-        answer = Response(f.text(completion, row.at("completion")))
-        return Demonstration(f.prompt(prompt, row.at("prompt")), answer, row.origin)
-    before = f.prompt(prompt, row.at("prompt"))
+        answer = Response(f.text(completion, row.at(answering)))
+        return Demonstration(asked.in_turns(row, before), answer, row.origin)
     if isinstance(before, str):
-        f.wrong("must be messages where the completion is", row.at("prompt"))
-    return chat.answered(before + f.turns(completion, row.at("completion")), row.origin)
+        f.wrong("must be messages where the completion is", row.at(asking))
+    return chat.answered(before + f.turns(completion, row.at(answering)), row.origin)
 
 
 def alpaca(row: Row) -> Demonstration:
@@ -31,10 +42,8 @@ def dolly(row: Row) -> Demonstration:
 
 
 def _instruction(row: Row, context: str, answer: str) -> Demonstration:
-    parts = [f.text(f.get(row, "instruction"), row.at("instruction"))]
-    parts.append(f.optional_text(row.fields.get(context), row.at(context)) or "")
     response = Response(f.text(f.get(row, answer), row.at(answer)))
-    return Demonstration("\n\n".join(part for part in parts if part), response, row.origin)
+    return Demonstration(asked.instruction(row, "instruction", context), response, row.origin)
 
 
 def text(row: Row) -> Document:

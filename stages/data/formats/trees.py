@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from stages.data import fields as f
-from stages.data.records import Message, Ranking, Record, Response, Row, Turns
+from stages.data.records import Message, Ranking, Record, Response, Row, Turns, Useless
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}
 
@@ -30,16 +30,23 @@ def read_flat(rows: Iterable[Row], as_messages: bool) -> Iterator[Record]:
     """The ranked groups of one message a row. All messages are held until their trees are whole."""
     replies: dict[str, list[dict]] = {}
     roots: list[tuple[dict, Row]] = []
+    known: set[str] = set()
+    first: dict[str, str] = {}
     for row in rows:
         name = f.text(f.get(row, "message_id"), row.at("message_id"))
         parent = f.optional_text(f.get(row, "parent_id"), row.at("parent_id"))
+        known.add(name)
         node = {**row.fields, "replies": replies.setdefault(name, [])}
         if parent is None:
             roots.append((node, row))
         else:
             replies.setdefault(parent, []).append(node)
+            first.setdefault(parent, row.origin)
     for root, row in roots:
         yield from _groups(root, (), row.origin, row.origin)
+    for parent, origin in first.items():
+        if parent not in known:
+            yield Useless("the message that these reply to is missing", origin)
 
 
 def _groups(value: object, path: Turns, where: str, origin: str) -> Iterator[Ranking]:
@@ -56,7 +63,7 @@ def _groups(value: object, path: Turns, where: str, origin: str) -> Iterator[Ran
             answers = [_answer(*pair) for pair in zip(replies, places, strict=True)]
             kept = tuple(answer for answer in answers if answer is not None)
             if sum(answer.rank is not None for answer in kept) > 1:
-                yield Ranking(below, kept, origin, id=_name(node))
+                yield Ranking(below, kept, origin, id=f.name(node.get("message_id")))
         nodes = zip(replies, places, strict=True)
         pending += reversed([(reply, below, place) for reply, place in nodes])
 
@@ -71,12 +78,7 @@ def _turn(node: dict, where: str) -> Message:
 def _answer(value: object, where: str) -> Response | None:
     node = f.mapping(value, where)
     turn = _turn(node, where)
-    if turn.role != "assistant" or node.get("deleted"):
+    if turn.role != "assistant" or f.flag(node.get("deleted")):
         return None
     rank = f.rank(node.get("rank"), f"{where}.rank", first=0)
-    return Response(turn.content, rank, model=node.get("model_name"))
-
-
-def _name(node: dict) -> str | None:
-    name = node.get("message_id")
-    return None if name is None else str(name)
+    return Response(turn.content, rank, model=f.name(node.get("model_name")))
