@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from rlhf_cli.console import clean, is_main_process
 from rlhf_cli.launch import LAUNCHED
 from stages.errors import RlhfError
+from stages.runtime import memory
 
 BUG = 1
 USAGE = 2
 RESOURCE = 6
 SIGINT_CODE = 130
 SIGPIPE_CODE = 141
+FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK = {
+    **dict.fromkeys(FULL, "Free some space"),
+    errno.EFBIG: "Raise the limit on the size of a file (ulimit -f)",
+    errno.EIO: "Look after the disk, which reports an error",
+    errno.EROFS: "Let the file system be written to",
+}
+"""What a disk may answer instead of writing, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -107,23 +116,29 @@ def _usage(error: BaseException) -> Failure:
 
 def _resource(error: BaseException) -> Failure | None:
     """Out of memory or disk, in the many words of the libraries below us."""
-    text = str(error)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return _out_of_memory(text)
-    if isinstance(error, RuntimeError) and "allocate memory" in text:
-        return _out_of_memory(text)
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or "No space left on device" in text:
-        where = getattr(error, "filename", None) or ""
-        do = "Free some space, then run the same command again with --resume."
-        return Failure(RESOURCE, "resource", str(where), "the disk is full", do)
-    return None
+    if memory.is_short(error):
+        return _out_of_memory(error)
+    number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+    if number not in DISK:
+        return None
+    where = getattr(error, "filename", None) or ""
+    do = f"{DISK[number]}, then run the same command again with --resume."
+    what = "the disk is full" if number in FULL else os.strerror(number)
+    return Failure(RESOURCE, "resource", str(where), what, do)
 
 
-def _out_of_memory(text: str) -> Failure:
-    first_line = text.strip().partition("\n")[0]
+def _number_in(text: str) -> int:
+    """The number of a disk's error that a library tells in words only, 0 for none."""
+    return next((number for number in DISK if os.strerror(number) in text), 0)
+
+
+def _out_of_memory(error: BaseException) -> Failure:
+    first_line = str(error).strip().partition("\n")[0]
     what = f"out of memory: {first_line}" if first_line else "out of memory"
-    do = "Lower train.tokens_per_micro_batch (the result stays the same) and use --resume."
+    do = (
+        "Lower train.tokens_per_micro_batch (the result stays the same) and use --resume; "
+        "outside of training, take shorter texts or fewer of them at a time."
+    )
     return Failure(RESOURCE, "resource", "", what, do)
 
 

@@ -10,11 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_url, try_to_load_from_cache
+from huggingface_hub import hf_hub_url, is_offline_mode, try_to_load_from_cache
 from huggingface_hub.utils import build_hf_headers, get_session
 from safetensors import SafetensorError, safe_open
 
 from stages.errors import CheckpointError
+from stages.models import manifest
 from stages.models.folder import Identity, model_folder, read_config, read_identity
 
 HUB_SECONDS = 10  # to answer whether it has a model
@@ -50,7 +51,7 @@ def identity_of(source: str) -> Identity | None:
 
 
 def require_weights(source: str) -> None:
-    """The weights of a local folder are there, whole and no pickles; their values are not read.
+    """The weights of a local folder are there, as they were written, and no pickles.
 
     Raises:
         CheckpointError: it names the file.
@@ -70,6 +71,7 @@ def require_weights(source: str) -> None:
                 pass
         except (OSError, SafetensorError) as error:
             raise _unusable(f"{file.name} is damaged or cut off ({error})", source) from error
+    manifest.require(folder)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -97,19 +99,34 @@ def _require_on_hub(source: str) -> None:
     """Ask once, with little patience: a path whose run was never made looks like a hub id."""
     if isinstance(try_to_load_from_cache(source, "config.json"), str):
         return
+    if is_offline_mode():
+        raise _missing(
+            source,
+            "no such folder, and the hub's models that are not on this machine are not asked for "
+            "while HF_HUB_OFFLINE is set",
+            fetch="unset HF_HUB_OFFLINE to fetch the model",
+        )
     try:
         url = hf_hub_url(source, "config.json")
         answer = get_session().head(url, headers=build_hf_headers(), timeout=HUB_SECONDS)
     except Exception as error:  # the network libraries underneath raise kinds of their own
         raise _missing(
-            source, "no such folder, and the hub cannot be reached to look for such a model"
+            source,
+            "no such folder, and the hub cannot be reached to look for such a model",
+            fetch="look after the connection, or copy the model into a folder and name that",
         ) from error
     if answer.status_code in (401, 403, 404):
-        raise _missing(source, "no such folder, and no such model on the hub that you may read")
+        raise _missing(
+            source,
+            "no such folder, and no such model on the hub that you may read",
+            fetch="mend the model's name, or log in (hf auth login) if it is not public",
+        )
 
 
-def _missing(source: str, what: str) -> CheckpointError:
+def _missing(source: str, what: str, *, fetch: str = "") -> CheckpointError:
     do = "run the stage that makes it first, or mend the path"
+    if fetch:
+        do = f"if it is a folder, {do}; if it is a hub id, {fetch}"
     return CheckpointError(what, where=source, do=do)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stages.runtime.disk import replace, writing
+
 Row = dict[str, Any]
 
 
@@ -34,9 +36,14 @@ class Window:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one row to a JSON-lines file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+    """Add one row to a JSON-lines file.
+
+    Raises:
+        ResourceError: the disk refuses; part of the row may be there, which ``cut_back`` removes.
+    """
+    line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    with writing(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(line)
 
 
 def cut_back(path: Path, step: int, iteration: int) -> None:
@@ -48,9 +55,8 @@ def cut_back(path: Path, step: int, iteration: int) -> None:
         return
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [line for line in lines if _until(line, step, iteration)]
-    temporary = path.with_name(f".tmp-{path.name}")
-    temporary.write_bytes(b"".join(kept))
-    temporary.replace(path)
+    if kept != lines:
+        replace(path, b"".join(kept))
 
 
 def _until(line: bytes, step: int, iteration: int) -> bool:

@@ -59,7 +59,8 @@ def require_free(config: StageConfig, *, resume: bool, overwrite: bool) -> None:
     """The output folder is empty, or holds a run that is meant to be gone on with or replaced.
 
     Raises:
-        ConfigError: it is neither, or what the run would write over is of no run.
+        ConfigError: it is neither, what the run would write over is of no run, or one of the
+            run's own files is a link.
     """
     folder = Path(config.output)
     if foreign := run_dir.foreign(folder):
@@ -68,6 +69,13 @@ def require_free(config: StageConfig, *, resume: bool, overwrite: bool) -> None:
             "run.json",
             where=f"output: {folder}",
             do="give output another folder",
+        )
+    if link := run_dir.link(folder):
+        raise ConfigError(
+            f"{link.name} in it is a link to {os.readlink(link)}, and a run writes into its own "
+            "folder only",
+            where=f"output: {folder}",
+            do="put the folder or file itself there, or let output as a whole be the link",
         )
     if run_dir.occupied(folder) and not (resume or overwrite):
         raise ConfigError(

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,14 +17,17 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from stages.errors import CheckpointError, ConfigError
-from stages.runtime.checkpoint import digest, flush
+from stages.models import manifest
+from stages.models.manifest import digest
+from stages.runtime import checkpoint
+from stages.runtime.disk import FULL, delete, flush, write_text, writing
 
 FILES = ("run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", ".lock")
-FOLDERS = ("model", "last", "model_ema", "critic", "checkpoints", "trackers", "cache")
-MODELS = ("model", "last", "model_ema", "critic")
+MODELS = ("model", "last", "model_ema", "critic", "adapter", "adapter_critic")
+FOLDERS = (*MODELS, "checkpoints", "trackers", "cache")
 TRACES = (".lock", "cache")  # what is written before a run has begun
 VERSIONS = ("rlhf-cli", "torch", "transformers", "accelerate", "tokenizers", "numpy")
 
@@ -63,15 +65,21 @@ def locked(folder: Path) -> Iterator[None]:
     file = _open_lock(folder)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A run that just left may have deleted the file between our two calls.
-        (folder / ".lock").stat()
-    except OSError:
+        # A run that just left may have deleted the file between our two calls, and another one may
+        # hold a new file of the same name.
+        held = os.path.samestat(os.fstat(file.fileno()), (folder / ".lock").stat())
+        refused = None if held else "another run is writing into this folder"
+    except (BlockingIOError, FileNotFoundError):
+        refused = "another run is writing into this folder"
+    except OSError as error:  # such as a network file system without locks
+        refused = f"the folder cannot be locked for this run ({error.strerror})"
+    if refused is not None:
         file.close()
         raise ConfigError(
-            "another run is writing into this folder",
+            refused,
             where=f"output: {folder}",
             do="wait for it, or give output another folder",
-        ) from None
+        )
     with file:
         try:
             yield
@@ -82,20 +90,20 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _remove_traces(new: list[Path], made: list[Path]) -> None:
     for path in new:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        delete(path)
     with suppress(OSError):  # someone else has put something there
         for path in made:
             path.rmdir()
 
 
-def _open_lock(folder: Path) -> TextIO:
+def _open_lock(folder: Path) -> IO[bytes]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return (folder / ".lock").open("a")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        return os.fdopen(os.open(folder / ".lock", flags, 0o666), "ab")
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise ConfigError(
             f"the folder cannot be written ({error.strerror})",
             where=f"output: {folder}",
@@ -121,6 +129,12 @@ def foreign(folder: Path) -> str | None:
     return ours[0] if ours else None
 
 
+def link(folder: Path) -> Path | None:
+    """The first of the tool's own names in a folder that is a link: a run would follow it out."""
+    paths = (folder / name for name in (*FILES, *FOLDERS))
+    return next((path for path in paths if path.is_symlink()), None)
+
+
 def retire(folder: Path) -> None:
     """Put the checkpoints out of reach, in one step, before a new run takes the folder over.
 
@@ -128,9 +142,10 @@ def retire(folder: Path) -> None:
     start; never the new ``run.json`` beside checkpoints of the earlier run.
     """
     old = folder / ".old-checkpoints"
-    _delete(old)
-    if os.path.lexists(folder / "checkpoints"):
-        (folder / "checkpoints").rename(old)
+    with writing(folder / "checkpoints"):
+        delete(old)
+        if os.path.lexists(folder / "checkpoints"):
+            (folder / "checkpoints").rename(old)
 
 
 def clear(folder: Path) -> None:
@@ -139,28 +154,35 @@ def clear(folder: Path) -> None:
     ``run.json`` stays: it is the new run's by now, and it marks the folder as a run's.
     """
     names = [name for name in (*FOLDERS, *FILES) if name not in (".lock", "run.json")]
-    paths = [folder / name for name in names]
-    for path in [*paths, *folder.glob(".tmp-*"), *folder.glob(".old-*")]:
-        _delete(path)
+    with writing(folder):
+        for name in names:
+            drop(folder, name)
+        for name in (*FOLDERS, *FILES):
+            delete(folder / f".tmp-{name}")
+            delete(folder / f".old-{name}")
 
 
-def _delete(path: Path) -> None:
-    """Delete a file, a folder, or a link without what it leads to."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def drop(folder: Path, name: str) -> None:
+    """Delete one of the tool's own; under another name at once, so that no half of it is read."""
+    path, gone = folder / name, folder / f".tmp-{name}"
+    if os.path.lexists(path):
+        delete(gone)
+        path.rename(gone)
+    delete(gone)
 
 
 def mend(folder: Path) -> None:
-    """Finish a replacement of a model folder that a kill interrupted; drop half-written ones."""
-    for name in MODELS:
-        old, new = folder / f".old-{name}", folder / name
-        if old.is_dir() and not new.exists():
-            old.rename(new)
-        _delete(old)
-        _delete(folder / f".tmp-{name}")
-    _delete(folder / ".old-checkpoints")
+    """Finish what a kill interrupted: a replaced model or checkpoint is there, nothing is half."""
+    with writing(folder):
+        for name in MODELS:
+            old, new = folder / f".old-{name}", folder / name
+            if old.is_dir() and not new.exists():
+                old.rename(new)
+            delete(old)
+        for name in (*FILES, *FOLDERS):
+            delete(folder / f".tmp-{name}")
+        delete(folder / ".old-checkpoints")
+        checkpoint.mend(folder / "checkpoints")
 
 
 def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
@@ -173,27 +195,39 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
 
     Returns:
         The finished folder.
+
+    Raises:
+        ResourceError: the disk refuses; the folder is the one before.
     """
-    target, temporary, old = folder / name, folder / f".tmp-{name}", folder / f".old-{name}"
-    _delete(temporary)
-    temporary.mkdir()
-    write(temporary)
-    flush([*(path for path in temporary.rglob("*") if path.is_file()), temporary])
-    if target.exists():
-        _delete(old)
-        target.rename(old)
-    temporary.rename(target)
-    flush([folder])
-    _delete(old)
+    target, temporary = folder / name, folder / f".tmp-{name}"
+    with writing(target):
+        delete(temporary)
+        temporary.mkdir()
+        try:
+            write(temporary)
+            manifest.write(temporary)
+            flush([*temporary.rglob("*"), temporary])
+            _put(temporary, target)
+        except Exception:
+            delete(temporary)  # a full disk needs the space
+            raise
     return target
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    temporary = path.with_name(f".tmp-{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    flush([temporary])
-    os.replace(temporary, path)
+def _put(temporary: Path, target: Path) -> None:
+    """Rename into place; what was there stays in reach until then (see ``mend``)."""
+    old = target.with_name(f".old-{target.name}")
+    if os.path.lexists(target):
+        delete(old)
+        target.rename(old)
+    try:
+        temporary.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
+    flush([target.parent])
+    delete(old)
 
 
 def write_run(folder: Path, values: Mapping[str, Any]) -> None:

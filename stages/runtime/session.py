@@ -7,7 +7,6 @@ outlast a stop is in ``Progress`` and in the trainees, and both go into every ch
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,11 +22,13 @@ from stages.errors import (
     CheckpointError,
     ConfigError,
     Interrupted,
+    ResourceError,
     RlhfError,
     TrainingError,
 )
 from stages.models.precision import Arithmetic, choose
-from stages.runtime import checkpoint, metrics, place, run_dir, trackers
+from stages.runtime import checkpoint, memory, metrics, place, run_dir, trackers
+from stages.runtime.disk import flush, write_text
 from stages.runtime.optim import (
     Trainee,
     load_optimiser_state,
@@ -85,7 +86,6 @@ class Session:
     reporter: Reporter
     stop: StopRequest
     started: float
-    overwrite: bool = False
     begun: bool = False
     done: Result | None = None
     resume_from: Path | None = None
@@ -144,6 +144,9 @@ class Session:
                 groups["ema"] = trained.average
         state = asdict(self.progress) | {"seconds": self.seconds}
         folder = self.folder / "checkpoints"
+        # The rows up to here must not be lost where the checkpoint is not.
+        logs = [self.folder / name for name in ("metrics.jsonl", "samples.jsonl")]
+        flush(path for path in logs if path.exists())
         checkpoint.save(folder, self.progress.step, checkpoint.Saved(groups, state))
         best = self.progress.selected["step"] if self.progress.selected else -1
         checkpoint.rotate(folder, keep=self.config.checkpoint.keep, protect=[best])
@@ -198,7 +201,7 @@ class Session:
     def drop(self, name: str) -> None:
         """Remove a model folder of an earlier end that is out of date."""
         if self.world.main:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+            run_dir.drop(self.folder, name)
 
     def select(self, by: str, value: float) -> bool:
         """Whether an evaluation is the best so far; it is remembered."""
@@ -284,20 +287,24 @@ def opened(
             stack.enter_context(run_dir.locked(folder))
         world.wait()
         stop = stack.enter_context(StopRequest())
-        session = Session(
-            config, folder, world, arithmetic, reporter, stop, time.perf_counter(), overwrite
-        )
+        session = Session(config, folder, world, arithmetic, reporter, stop, time.perf_counter())
         trackers.require(config)
         _prepare(session, resume=resume)
         stack.callback(trackers.finish, session.trackers)
         try:
             yield session
-        except Exception as error:
+        except Exception as caught:
+            error = caught
+            if not isinstance(caught, ResourceError) and memory.is_short(caught):
+                error = memory.explain(caught, config, session.progress.step)
             status = "interrupted" if isinstance(error, Interrupted) else "failed"
             if session.begun:
-                with suppress(OSError):  # a full disk must not hide what ended the run
+                # Want of disk or memory must not hide what ended the run.
+                with suppress(OSError, MemoryError, ResourceError):
                     session.write_run(status, _told(error))
-            raise
+            if error is caught:
+                raise
+            raise error from caught
 
 
 def _prepare(session: Session, *, resume: bool) -> None:
@@ -313,6 +320,12 @@ def _prepare(session: Session, *, resume: bool) -> None:
             session.done = Result(**stored["result"])
             return
         session.resume_from = checkpoint.newest(folder / "checkpoints", session.reporter.warn)
+        if session.resume_from is None and stored["status"] == "done":
+            raise CheckpointError(
+                "the finished run in it has no checkpoint left to go on from",
+                where=str(folder / "checkpoints"),
+                do="give output another folder, or replace the run with --overwrite",
+            )
         if session.resume_from is None:
             session.reporter.note("nothing to resume: the run starts from the beginning")
     world.wait()
@@ -330,17 +343,15 @@ def begin(session: Session) -> None:
         stored = run_dir.read_run(session.folder) or {}
         require_same_data(stored.get("data", []), session.facts.get("data", []))
     if session.world.main:
-        replaces = session.overwrite and (session.folder / "run.json").is_file()
+        # What is not gone on with is replaced: also what a kill left of a start or an overwriting.
+        replaces = session.resume_from is None and (session.folder / "run.json").is_file()
         if replaces:
             run_dir.retire(session.folder)
         session.write_run("running")
+        session.begun = True
         if replaces:
             run_dir.clear(session.folder)
-        text = to_yaml(session.config)
-        run_dir.write_text(session.folder / "config.yaml", text)
-        if session.resume_from is None:
-            for name in ("metrics.jsonl", "samples.jsonl"):
-                (session.folder / name).unlink(missing_ok=True)
+        write_text(session.folder / "config.yaml", to_yaml(session.config))
     session.begun = True
     session.trackers += trackers.start(session.config, session.folder, session.world)
     session.world.wait()

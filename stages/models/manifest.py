@@ -1,0 +1,88 @@
+"""Size and xxh3-128 of the weight files of a model folder, so that damage is told by name.
+
+``manifest.json`` lists the weights alone: config, tokenizer and card may be edited by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from stages.errors import CheckpointError
+
+NAME = "manifest.json"
+BLOCK = 1 << 22
+
+
+def write(folder: Path) -> None:
+    """Write the manifest of a model folder's weights, where it has any."""
+    facts = {
+        file.name: {"bytes": file.stat().st_size, "xxh3_128": digest(file)}
+        for file in sorted(folder.glob("*.safetensors"))
+    }
+    if facts:
+        (folder / NAME).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def require(folder: Path) -> None:
+    """The weights are those that were written; a folder without a manifest says nothing.
+
+    Raises:
+        CheckpointError: a file is missing, cut off or changed; it is named.
+    """
+    if not (folder / NAME).is_file():
+        return
+    for name, facts in read(folder / NAME).items():
+        file = folder / name
+        if not file.is_file():
+            raise _damaged(file, "is missing")
+        now = file.stat()
+        if now.st_size != facts["bytes"]:
+            raise _damaged(file, f"has {now.st_size} bytes, and {facts['bytes']} were written")
+        if _digest_once(file, now.st_size, now.st_mtime_ns, now.st_ino) != facts["xxh3_128"]:
+            raise _damaged(file, "is not what was written: its hash is another")
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """The facts about each file of a manifest.
+
+    Raises:
+        CheckpointError: it cannot be read, or names something outside of its folder.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        for name, facts in values.items():
+            if Path(name).name != name:
+                raise ValueError(f"{name!r} is no name of a file")
+            int(facts["bytes"]), str(facts["xxh3_128"])
+        return values
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, f"cannot be read ({error})") from error
+
+
+def digest(path: Path) -> str:
+    """xxh3-128 of a file, in hex."""
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            state.update(block)
+    return state.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _digest_once(path: Path, size: int, changed: int, inode: int) -> str:
+    """The hash of a file that has not changed since: a stage asks for each model several times."""
+    return digest(path)
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        what,
+        where=str(path),
+        do="copy the folder anew, or run the stage that made it again; if you have changed the "
+        "weights yourself, delete manifest.json beside them",
+    )
