@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from stages import inputs
 from stages.config import PpoConfig
-from stages.inputs import critic_folder
+from stages.models import lora
 from stages.models.load import Loading, load_policy, load_reward, with_fresh_head
 from stages.models.network import Network, without_dropout
 from stages.rollout import Readers
@@ -12,14 +13,26 @@ from stages.runtime.session import Session
 
 
 def load(session: Session, config: PpoConfig, text: start.Text) -> Readers:
-    """The policy, its frozen reference, the frozen reward model, and the critic."""
+    """The policy, its frozen reference, the frozen reward model, and the critic.
+
+    With adapters, what a trained network starts from is that network with its adapters off: ppo
+    then holds two models, not four.
+    """
     loading, reporter = start.loading_of(session), session.reporter
     policy = without_dropout(load_policy(config.model, loading))
-    reference = load_policy(config.reference or config.model, loading).freeze()
-    reward = load_reward(config.reward.path, loading).freeze()
     critic = without_dropout(_load_critic(config, loading))
-    for network in (policy, reference, critic):
+    for name, network in (("policy", policy), ("critic", critic)):
         start.adopt(network, text)
+        start.adapt(session, network, name)
+    if inputs.reference_shares(config):
+        reference = lora.without(policy, "policy")
+    else:
+        reference = load_policy(config.reference or config.model, loading).freeze()
+        start.adopt(reference, text)
+    if inputs.reward_shares(config):
+        reward = lora.without(critic, "reward")
+    else:
+        reward = load_reward(config.reward.path, loading).freeze()
     reporter.note(text.pad_how)
     for name, network in (("policy", policy), ("reward", reward)):
         start.say_layout(session, network, name)
@@ -34,13 +47,12 @@ def parents(config: PpoConfig) -> list[dict[str, str]]:
         start.parent("reward", config.reward.path),
     ]
     if config.critic.init not in ("reward", "policy"):
-        found.append(start.parent("critic", critic_folder(config.critic.init)))
+        found.append(start.parent("critic", inputs.critic_source(config)))
     return found
 
 
 def _load_critic(config: PpoConfig, loading: Loading) -> Network:
+    source = inputs.critic_source(config)
     if config.critic.init == "policy":
-        return with_fresh_head(config.model, loading, seed=config.seed, kind="critic")
-    own = config.critic.init != "reward"
-    source = critic_folder(config.critic.init) if own else config.reward.path
+        return with_fresh_head(source, loading, seed=config.seed, kind="critic")
     return load_reward(source, loading, kind="critic")

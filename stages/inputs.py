@@ -5,7 +5,7 @@ Whatever can be refused without reading weights is refused here; ``rlhf check`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from stages.config import PpoConfig, RewardModelConfig, SftConfig, StageConfig
 from stages.data import store
 from stages.data.store import LoadSpec, Splits, Store
 from stages.errors import CheckpointError
+from stages.models import lora
 from stages.models.folder import model_folder, read_identity
 from stages.models.load import (
     has_residual_dropout,
@@ -40,6 +41,7 @@ class Model:
         kind: what it becomes: a policy that is given a scalar head is a reward model here.
         config: its transformers config.
         trained: whether the stage trains it.
+        shares: the role of the model in training whose weights it is, with the adapters off.
     """
 
     role: str
@@ -47,6 +49,7 @@ class Model:
     kind: Kind
     config: PreTrainedConfig
     trained: bool
+    shares: str | None = None
 
 
 class Inputs(NamedTuple):
@@ -71,8 +74,9 @@ def models(session: Session, config: StageConfig, text: start.Text) -> list[Mode
 
     Raises:
         CheckpointError: one is missing, damaged, of another kind, vocabulary or template.
-        ConfigError: the family has no dropout to set.
+        ConfigError: the family has no dropout to set, or the package for adapters is missing.
     """
+    lora.require(config.lora)
     if isinstance(config, SftConfig):
         found = [_policy("model", config.model, config, trained=True)]
         set_dropout(found[0].config, start.loading_of(session), config.model)
@@ -90,10 +94,28 @@ def models(session: Session, config: StageConfig, text: start.Text) -> list[Mode
     return found
 
 
-def critic_folder(source: str) -> str:
-    """The critic inside a run folder of ppo, or the folder itself."""
+def critic_source(config: PpoConfig) -> str:
+    """What the critic starts from; in a run folder of ppo, the critic there."""
+    named = {"policy": config.model, "reward": config.reward.path}
+    source = named.get(config.critic.init, config.critic.init)
     inner = Path(source) / "critic"
-    return str(inner) if inner.is_dir() else source
+    return str(inner) if config.critic.init not in named and inner.is_dir() else source
+
+
+def reference_shares(config: PpoConfig) -> bool:
+    """Whether the reference is the policy with its adapters off."""
+    reference = config.reference or config.model
+    return config.lora is not None and _place(reference) == _place(config.model)
+
+
+def reward_shares(config: PpoConfig) -> bool:
+    """Whether the reward model is the critic with its adapters, and its new head, off."""
+    return config.lora is not None and config.critic.init == "reward"
+
+
+def _place(source: str) -> str:
+    folder = model_folder(source)
+    return str(folder.resolve()) if folder.is_dir() else source
 
 
 def load(session: Session, config: StageConfig, text: start.Text) -> Inputs:
@@ -154,22 +176,20 @@ def _of_reward_model(config: RewardModelConfig) -> list[Model]:
 
 def _of_ppo(config: PpoConfig) -> list[Model]:
     reward = reward_config(config.reward.path, config.trust_remote_code)
+    reference = _policy("reference", config.reference or config.model, config)
+    judge = Model("reward", config.reward.path, "reward", reward, False)
     return [
         _policy("policy", config.model, config, trained=True),
-        _policy("reference", config.reference or config.model, config),
-        Model("reward", config.reward.path, "reward", reward, False),
+        replace(reference, shares="policy" if reference_shares(config) else None),
+        replace(judge, shares="critic" if reward_shares(config) else None),
         _critic(config),
     ]
 
 
 def _critic(config: PpoConfig) -> Model:
-    trusted = config.trust_remote_code
-    if config.critic.init == "policy":
-        headed = headed_config(config.model, trusted)
-        return Model("critic", config.model, "critic", headed, True)
-    own = config.critic.init != "reward"
-    source = critic_folder(config.critic.init) if own else config.reward.path
-    return Model("critic", source, "critic", reward_config(source, trusted), True)
+    source, fresh = critic_source(config), config.critic.init == "policy"
+    read = headed_config if fresh else reward_config
+    return Model("critic", source, "critic", read(source, config.trust_remote_code), True)
 
 
 def _policy(role: str, source: str, config: StageConfig, *, trained: bool = False) -> Model:

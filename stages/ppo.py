@@ -12,7 +12,6 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,17 +29,14 @@ from stages.errors import TrainingError
 from stages.functional.control import next_kl_coef
 from stages.functional.divergence import kl_estimate
 from stages.functional.masking import masked, masked_sum
-from stages.models.folder import Identity
 from stages.models.generate import Sampling
-from stages.models.network import Network
-from stages.models.save import save_model
 from stages.rollout import Collected, Key, Readers, Rollout, collect, from_tensors
 from stages.runtime import metrics, start
 from stages.runtime.loop import Plan, require_finite
 from stages.runtime.optim import trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
-from stages.runtime.session import Session, begin, opened, require_parents, storage_dtype
+from stages.runtime.session import Session, begin, opened, require_parents
 from stages.update import Update
 
 
@@ -276,30 +272,17 @@ class Loop:
 
     def publish(self) -> None:
         """Policy, critic and, where it is kept, the averaged policy."""
-        session, text, dtype = self.session, self.text, storage_dtype(self.config)
-        policy = start.identity_of(session, text, "policy")
-        critic = start.identity_of(
-            session,
-            text,
-            "critic",
-            mean=self.update.critic.network.mean,
-            std=self.update.critic.network.std,
-        )
-        parts = [("model", self.update.policy, policy, None)]
-        parts.append(("critic", self.update.critic, critic, None))
-        if self.update.policy.average is not None:
-            parts.append(("model_ema", self.update.policy, policy, self.update.policy.average))
-        for name, trained, identity, weights in parts:
-
-            def write(
-                folder: Path,
-                network: Network = trained.network,
-                identity: Identity = identity,
-                weights: dict[str, torch.Tensor] | None = weights,
-            ) -> None:
-                save_model(network, folder, text.tokenizer, identity, dtype=dtype, weights=weights)
-
-            session.publish(name, write)
+        session, update, model = self.session, self.update, self.config.model
+        critic, base = update.critic.network, inputs.critic_source(self.config)
+        policy = start.identity_of(session, self.text, "policy")
+        valued = start.identity_of(session, self.text, "critic", mean=critic.mean, std=critic.std)
+        start.publish(session, self.text, update.policy.network, "model", policy, base=model)
+        start.publish(session, self.text, critic, "critic", valued, base=base)
+        if (average := update.policy.average) is not None:
+            network = update.policy.network
+            start.publish(
+                session, self.text, network, "model_ema", policy, base=model, weights=average
+            )
         session.progress.selected = {"step": session.progress.step, "by": "last", "value": None}
 
     def guard_kl(self, kl: float) -> None:

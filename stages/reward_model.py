@@ -12,7 +12,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ from stages.functional import ranking
 from stages.models.forward import scores
 from stages.models.load import is_reward_model, load_reward, with_fresh_head
 from stages.models.network import without_dropout
-from stages.models.save import save_model
 from stages.normaliser import Normaliser
 from stages.pairs import judge
 from stages.runtime import start
@@ -36,7 +34,7 @@ from stages.runtime.loop import require_finite, run_task
 from stages.runtime.optim import Trainee, swapped, trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
-from stages.runtime.session import Metrics, Session, begin, opened, require_parents, storage_dtype
+from stages.runtime.session import Metrics, Session, begin, opened, require_parents
 
 CHUNK = 64  # held-out rankings planned together
 
@@ -73,6 +71,7 @@ def _train(session: Session, config: RewardModelConfig) -> Result:
         reward = with_fresh_head(config.model, loading, seed=config.seed)
     without_dropout(reward)
     start.adopt(reward, text)
+    start.adapt(session, reward, "model")
     session.reporter.note(text.pad_how)
     start.say_layout(session, reward, "model")
     normaliser = Normaliser(session, config, text, read.records.train, read.second)
@@ -205,12 +204,8 @@ class Ranked:
         identity = start.identity_of(
             self.session, self.text, "reward", mean=mean, std=std, normalised_on=measured_on
         )
-        dtype = storage_dtype(self.config)
-
-        def write(folder: Any) -> None:
-            save_model(network, folder, self.text.tokenizer, identity, dtype=dtype, weights=weights)
-
-        self.session.publish(name, write)
+        base = self.config.model
+        start.publish(self.session, self.text, network, name, identity, base=base, weights=weights)
 
 
 def show_calibration(session: Session) -> None:

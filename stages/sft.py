@@ -13,7 +13,6 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +28,12 @@ from stages.functional.masking import loss_denominator
 from stages.functional.supervised import sft_loss
 from stages.models.forward import response_logps
 from stages.models.load import load_policy
-from stages.models.save import save_model
 from stages.runtime import start
 from stages.runtime.loop import run_task
 from stages.runtime.optim import Trainee, trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
-from stages.runtime.session import Metrics, Session, begin, opened, require_parents, storage_dtype
+from stages.runtime.session import Metrics, Session, begin, opened, require_parents
 
 CHUNK = 256  # held-out examples planned together
 
@@ -65,6 +63,7 @@ def _train(session: Session, config: SftConfig) -> Result:
     read = inputs.demonstrations(session, config, text)
     policy = load_policy(config.model, start.loading_of(session))
     start.adopt(policy, text)
+    start.adapt(session, policy, "model")
     session.reporter.note(text.pad_how)
     start.say_layout(session, policy, "model")
     require_parents(session, [start.parent("model", config.model)])
@@ -166,20 +165,9 @@ class Supervised:
 
     def publish(self, name: str, weights: dict[str, Tensor] | None = None) -> None:
         """Write the policy as a model folder."""
+        network, base = self.trained.network, self.config.model
         identity = start.identity_of(self.session, self.text, "policy")
-        dtype = storage_dtype(self.config)
-
-        def write(folder: Any) -> None:
-            save_model(
-                self.trained.network,
-                folder,
-                self.text.tokenizer,
-                identity,
-                dtype=dtype,
-                weights=weights,
-            )
-
-        self.session.publish(name, write)
+        start.publish(self.session, self.text, network, name, identity, base=base, weights=weights)
 
 
 def _targets(items: Sequence[Example]) -> Tensor:

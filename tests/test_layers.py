@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, int, set[str]], ...] = (
     ("stages/functional/", 1, {"torch"}),
     ("stages/batch.py", 1, TORCH),
     ("stages/data/", 2, HF | {"pyarrow", "datasets", "jinja2", "xxhash"}),
-    ("stages/models/", 2, HF | {"huggingface_hub", "xxhash"}),
+    ("stages/models/", 2, HF | {"huggingface_hub", "xxhash", "peft"}),
     ("stages/runtime/", 3, HF | {"accelerate", "xxhash"}),
     ("stages/inputs.py", 4, HF),
     ("stages/show.py", 4, TORCH),

@@ -304,3 +304,13 @@ class PpoConfig(StageConfig):
 
     ptx: Ptx = Ptx()
     """Pretraining gradients mixed into the updates."""
+
+    @model_validator(mode="after")
+    def _first_ratio_is_one(self) -> PpoConfig:
+        if self.lora is not None and self.lora.dropout > 0:
+            raise disagreement(
+                "lora.dropout",
+                f"must be 0 in ppo, got {self.lora.dropout:g}: sampling and update would see "
+                "different policies",
+            )
+        return self

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from stages.config.base import (
     Count,
@@ -206,6 +206,38 @@ class Log(Section):
     """Experiment trackers that accelerate knows, such as tensorboard or wandb."""
 
 
+LoraTargets = Annotated[
+    Annotated[Literal["all-linear"], Tag("<text>")]
+    | Annotated[tuple[Text, ...], Field(min_length=1), Tag("<list>")],
+    Discriminator(
+        kind,
+        custom_error_type="kind",
+        custom_error_message="expected all-linear, or a list of names such as [q_proj, v_proj]",
+    ),
+]
+
+
+class Lora(Section):
+    """Low-rank adapters: W + (alpha/rank)·B·A in place of W (Hu et al. 2022, arXiv 2106.09685).
+
+    Only A and B are trained, and the scalar head of a reward model or critic.
+    """
+
+    rank: Count = 16
+    """r, the rows of A and columns of B of each adapted layer; Hu et al. 2022, §4.1."""
+
+    alpha: Positive = 16.0
+    """The adapters are multiplied by alpha/rank (Hu et al. 2022, §4.1): with alpha fixed, the
+    learning rate that suits one rank about suits another."""
+
+    dropout: ShareBelowOne = 0.0
+    """Dropout on the input of the adapters; 0 in ppo. Hu et al. 2022, App. D: 0.1 for GPT-2."""
+
+    targets: LoraTargets = "all-linear"
+    """Which layers are adapted: ``all-linear``, or names such as ``[q_proj, v_proj]``; never the
+    output layer. Hu et al. 2022, §4.2, adapt attention only; §7.1 compares."""
+
+
 class StageConfig(Section):
     """What every stage is told."""
 
@@ -226,6 +258,10 @@ class StageConfig(Section):
 
     train: Optimisation = Optimisation()
     """Optimiser, schedule and limits."""
+
+    lora: Lora | None = None
+    """Train low-rank adapters in place of all weights (Hu et al. 2022, arXiv 2106.09685); null
+    trains all."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; ``auto`` takes the best one that is there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +27,8 @@ class Network:
         compute: dtype of the matrix products under autocast, or None to compute as stored.
         mean, std: ``score = (head output - mean) / std`` of a reward model or critic.
         cached: whether answers are decoded with this project's cache, or by transformers.
+        adapter: False = its passes run with the module's adapters off. Such a network is the model
+            that the adapters were attached to, and shares its weights with the one in training.
     """
 
     module: PreTrainedModel
@@ -36,6 +38,7 @@ class Network:
     mean: float = 0.0
     std: float = 1.0
     cached: bool = True
+    adapter: bool = True
 
     @property
     def device(self) -> torch.device:
@@ -54,8 +57,16 @@ class Network:
             return self.module.get_output_embeddings()
         return score_head(self.module)
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """The precision its passes run in; opened around several passes, weights are cast once."""
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """The precision its passes run in; opened around several passes, weights are cast once.
+
+        Adapters are off inside it where the network is the one without them.
+        """
+        with self._precision(), nullcontext() if self.adapter else switched_off(self.module):
+            yield
+
+    def _precision(self) -> AbstractContextManager[object]:
         if self.compute is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute)
@@ -69,6 +80,24 @@ class Network:
         self.module.requires_grad_(False)
         self.module.eval()
         return self
+
+
+@contextmanager
+def switched_off(module: nn.Module) -> Iterator[None]:
+    """The module without its adapters, its head the one it had before, for a while.
+
+    No gradient may be taken inside: peft freezes what it switches off until it is on again.
+    """
+    # A transformers model has a method of this name too, for adapters that it loaded itself.
+    layers = [m for m in module.modules() if not isinstance(m, PreTrainedModel)]
+    switches = [m for m in layers if hasattr(m, "enable_adapters")]
+    for switch in switches:
+        switch.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for switch in switches:
+            switch.enable_adapters(True)
 
 
 def without_dropout(network: Network) -> Network:

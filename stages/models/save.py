@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.models.folder import Identity, write_identity
+from stages.models.lora import merged
 from stages.models.network import Network
 
 SPARE = re.compile(r"reserved|unused|extra_id|endoftext|unk", re.IGNORECASE)
@@ -96,7 +97,7 @@ def save_model(
         tokenizer: carries the chat template that the stage used.
         identity: what ``rlhf.json`` says; mean and std also go to ``config.json``.
         dtype: number format of the saved weights; None as trained.
-        weights: other values for the parameters, by name (an average of them).
+        weights: other values for what is trained, by name (an average of it).
     """
     config = network.module.config
     if identity.kind != "policy":
@@ -117,11 +118,11 @@ def save_model(
 def _state(
     module: PreTrainedModel, dtype: torch.dtype | None, weights: dict[str, torch.Tensor] | None
 ) -> dict[str, torch.Tensor]:
-    """What is written: tied weights under one name, or the other would keep what it was."""
+    """What is written: adapters merged, and tied weights once, or their other name would lag."""
     once = {name for name, _ in module.named_parameters()}
     once |= {name for name, _ in module.named_buffers()}
     state = {name: value for name, value in module.state_dict().items() if name in once}
-    state.update(weights or {})
+    state = merged(module, state | (weights or {}))
     if dtype is None:
         return state
     return {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}

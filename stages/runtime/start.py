@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages.config import StageConfig, preset_values
@@ -14,10 +15,14 @@ from stages.data.templates import Codec, make_codec
 from stages.errors import CheckpointError, ConfigError
 from stages.models.folder import Identity, model_folder, read_identity
 from stages.models.load import Loading, load_tokenizer, max_positions, read_model_config
+from stages.models.lora import attach, is_adapted, save_adapter
 from stages.models.network import Kind, Network
-from stages.models.save import apply_special_tokens, choose_pad
+from stages.models.save import apply_special_tokens, choose_pad, save_model
 from stages.runtime.run_dir import weights_hash
-from stages.runtime.session import Session
+from stages.runtime.session import Session, storage_dtype
+
+ADAPTERS = {"model": "adapter", "critic": "adapter_critic"}
+"""The folder beside a model folder that holds its adapters alone."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,19 @@ def adopt(network: Network, text: Text) -> None:
     apply_special_tokens(network.module, text.tokenizer, text.pad_id, text.codec.stop_ids)
 
 
+def adapt(session: Session, network: Network, name: str) -> None:
+    """Put in the adapters that the config asks for, and say how much is trained then."""
+    lora = session.config.lora
+    if lora is None:
+        return
+    attach(network, lora, seed=session.config.seed)
+    trained = sum(p.numel() for _, p in network.parameters())
+    whole = sum(p.numel() for p in network.module.parameters())
+    session.reporter.note(
+        f"{name}: adapters of rank {lora.rank}, {trained:,} of {whole:,} parameters are trained"
+    )
+
+
 def identity_of(session: Session, text: Text, kind: Kind, **facts: Any) -> Identity:
     """What the ``rlhf.json`` of a model made by this stage says."""
     return Identity(
@@ -117,6 +135,40 @@ def identity_of(session: Session, text: Text, kind: Kind, **facts: Any) -> Ident
         parent={k: v for k, v in parent("model", session.config.model).items() if k != "role"},
         **facts,
     )
+
+
+def publish(
+    session: Session,
+    text: Text,
+    network: Network,
+    name: str,
+    identity: Identity,
+    *,
+    base: str,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
+    """Write a model folder with adapters merged, and the adapters beside it.
+
+    Args:
+        session: of the run.
+        text: the tokenizer that the stage used.
+        network: what was trained.
+        name: of the folder.
+        identity: what its ``rlhf.json`` says.
+        base: the model that the network was loaded from.
+        weights: other values for what is trained, by name (an average of it).
+    """
+    dtype = storage_dtype(session.config)
+    beside = ADAPTERS.get(name)
+    if beside is not None:
+        session.drop(beside)  # a kill in between leaves none, and not that of an earlier model
+
+    def write(folder: Path) -> None:
+        save_model(network, folder, text.tokenizer, identity, dtype=dtype, weights=weights)
+
+    session.publish(name, write)
+    if beside is not None and is_adapted(network.module):
+        session.publish(beside, lambda folder: save_adapter(network.module, folder, base, dtype))
 
 
 def parent(role: str, source: str) -> dict[str, str]:
