@@ -194,7 +194,8 @@ class Ranked:
         """``[P, K]`` scores: one forward pass per answer."""
         network = self.trained.network
         flat = scores(network, groups.batch.to(network.device))
-        return flat[groups.members.to(flat.device)]
+        members = groups.members.to(flat.device)
+        return flat.index_select(0, members.flatten()).view(members.shape)
 
     def publish(self, name: str, weights: dict[str, Tensor] | None = None) -> None:
         """Measure the offset of the scores, then write the reward model as a model folder."""

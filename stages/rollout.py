@@ -173,17 +173,18 @@ def _read(
         "values_old": (readers.critic, lambda n, b: response_values(n, b, after_last=after_last)),
         "scores": (readers.reward, scores),
     }
-    plan = micro_batches([len(example.ids) for example in examples], budget)
-    out: dict[str, Tensor] = {}
-    for name, (network, read) in passes.items():
-        shape = (len(examples),) if name == "scores" else (len(examples), width)
-        out[name] = torch.zeros(shape, dtype=dtype_of(readers.policy))
-        if network is None:
-            continue
-        network.module.eval()
-        for rows in plan:
-            batch = widened(pack([examples[n] for n in rows]), width).to(network.device)
-            out[name][rows] = read(network, batch).cpu().to(out[name].dtype)
+    shapes = {name: (len(examples), width) for name in passes} | {"scores": (len(examples),)}
+    out = {
+        name: torch.zeros(shape, dtype=dtype_of(readers.policy)) for name, shape in shapes.items()
+    }
+    for network, _ in passes.values():
+        if network is not None:
+            network.module.eval()
+    for rows in micro_batches([len(example.ids) for example in examples], budget):
+        batch = widened(pack([examples[n] for n in rows]), width).to(readers.policy.device)
+        for name, (network, read) in passes.items():
+            if network is not None:
+                out[name][rows] = read(network, batch).cpu().to(out[name].dtype)
     return out
 
 

@@ -28,8 +28,7 @@ def token_logprobs(logits: Tensor, labels: Tensor, *, temperature: float = 1.0) 
     """
     if logits.shape[:-1] != labels.shape:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit labels {tuple(labels.shape)}")
-    logp = log_softmax(logits, temperature=temperature)
-    return logp.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return _chosen(log_softmax(logits, temperature=temperature), labels)
 
 
 def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -44,8 +43,25 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     Returns:
         ``[...]``, nats.
     """
+    return _entropy(log_softmax(logits, temperature=temperature))
+
+
+def logprobs_and_entropy(
+    logits: Tensor, labels: Tensor, *, temperature: float = 1.0, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Both of the above from one log-softmax.
+
+    Args:
+        logits: ``[..., V]``, aligned with the labels.
+        labels: ``[...]`` token ids.
+        temperature: τ > 0.
+        entropy_gradient: whether the entropy is differentiated; otherwise it is a figure.
+
+    Returns:
+        Log-probabilities and entropies ``[...]``, nats.
+    """
     logp = log_softmax(logits, temperature=temperature)
-    return -(logp.exp() * logp).sum(dim=-1)
+    return _chosen(logp, labels), _entropy(logp if entropy_gradient else logp.detach())
 
 
 def log_softmax(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -54,3 +70,11 @@ def log_softmax(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     if temperature != 1.0:
         logits = logits.to(wide) / temperature
     return torch.log_softmax(logits, dim=-1, dtype=wide)
+
+
+def _chosen(logp: Tensor, labels: Tensor) -> Tensor:
+    return logp.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def _entropy(logp: Tensor) -> Tensor:
+    return -(logp.exp() * logp).sum(dim=-1)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -49,49 +50,55 @@ class Tile:
         queries: ``[R, T]`` row index of each query (0 in padding).
         keys: ``[R, S]`` row index of each key: the parent's tokens, then the segment's own.
         real: ``[R, T]`` bool, True = a query.
-        tokens: ``[n]`` row index of the real queries.
+        tokens: ``[R · T]`` row index of each output; −1 in padding.
     """
 
     def __init__(self, members: Sequence[Segment], row: tuple[Segment, ...], device: torch.device):
-        own = [range(s.start, s.stop) for s in members]
         before = [_parent(s, row) for s in members]
-        seen = [[*b, *o] for b, o in zip(before, own, strict=True)]
-        self.queries, self.real = _padded(own, device)
-        self.keys, _ = _padded(seen, device)
+        start, stop = (np.array([[s[n]] for s in members]) for n in (0, 1))
+        first, shift = (np.array([[f(b)] for b in before]) for f in (lambda b: b.start, len))
+        query = np.arange((stop - start).max())
+        key = np.arange((shift + stop - start).max())
+        real, seen = start + query < stop, key < shift + stop - start
+        queries = np.where(real, start + query, 0)
+        keys = np.where(seen, np.where(key < shift, first + key, start + key - shift), 0)
         # Positions within the sequence: a query sees its own position and earlier ones.
-        shift = torch.tensor([len(b) for b in before], device=device)[:, None]
-        self.position = torch.arange(self.queries.shape[1], device=device) + shift
-        self.tokens = self.queries[self.real]
-        self._hidden: dict[int | None, Tensor] = {}
+        self.queries, self.keys, self.real, self.position = (
+            torch.from_numpy(array).to(device) for array in (queries, keys, real, shift + query)
+        )
+        self.tokens = np.where(real, queries, -1).ravel()
+        self._bias: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
-    def hidden(self, window: int | None) -> Tensor:
-        """``[R, 1, T, S]`` bool, True = key not seen. A padded query sees the first key alone."""
-        if window not in self._hidden:
+    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """``[R, 1, T, S]``, −∞ at a key not seen. A padded query sees the first key alone."""
+        if (window, dtype) not in self._bias:
             columns = torch.arange(self.keys.shape[1], device=self.keys.device)
             query = self.position[:, :, None]
             seen = columns <= query  # padding stands behind every real query
             if window is not None:
                 seen &= columns > query - window
             first = (columns == 0).expand_as(seen)
-            self._hidden[window] = ~torch.where(self.real[:, :, None], seen, first)[:, None]
-        return self._hidden[window]
+            seen = torch.where(self.real[:, :, None], seen, first)[:, None]
+            self._bias[window, dtype] = _bias(seen, dtype)
+        return self._bias[window, dtype]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
-        """Queries ``[H, N, D]``, keys and values ``[G, N, D]`` of a row → ``[n, H, D]``."""
-        queries = query[:, self.queries].transpose(0, 1)  # [R, H, T, D]
-        keys = key[:, self.keys].transpose(0, 1)  # [R, G, S, D]
-        values = value[:, self.keys].transpose(0, 1)
-        out = attended(queries, keys, values, self.hidden(options.window), options)
-        return out.transpose(1, 2)[self.real]
+        """Queries ``[H, N, D]``, keys and values ``[G, N, D]`` of a row → ``[R · T, H, D]``."""
+        bias = self.bias(options.window, query.dtype)
+        queries, keys, values = (
+            _taken(heads, index)
+            for heads, index in ((query, self.queries), (key, self.keys), (value, self.keys))
+        )
+        return attended(queries, keys, values, bias, options).transpose(1, 2).flatten(0, 1)
 
 
 class Alone:
     """A segment that makes products of its own, without a copy of its queries."""
 
-    def __init__(self, segment: Segment, row: tuple[Segment, ...], device: torch.device):
+    def __init__(self, segment: Segment, row: tuple[Segment, ...]):
         self.own = slice(segment.start, segment.stop)
         self.parent = _parent(segment, row)
-        self.tokens = torch.arange(segment.start, segment.stop, device=device)
+        self.tokens = np.arange(segment.start, segment.stop)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
         """Queries ``[H, N, D]``, keys and values ``[G, N, D]`` of a row → ``[n, H, D]``."""
@@ -111,13 +118,13 @@ class Segments:
     ) -> None:
         self.store = store
         self.parts = [
-            Tile(members, row, device) if len(members) > 1 else Alone(members[0], row, device)
+            Tile(members, row, device) if len(members) > 1 else Alone(members[0], row)
             for members in _tiles(row)
         ]
-        order = torch.cat([part.tokens for part in self.parts])
-        self.inverse = torch.empty_like(order).scatter_(
-            0, order, torch.arange(len(order), device=device)
-        )
+        tokens = np.concatenate([part.tokens for part in self.parts])
+        place = np.empty(row[-1].stop, dtype=np.int64)
+        place[tokens[tokens >= 0]] = np.flatnonzero(tokens >= 0)
+        self.place = torch.from_numpy(place).to(device)  # of each token among the parts' outputs
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Options
@@ -126,7 +133,13 @@ class Segments:
         if self.store is not None:
             self.store.fill(module, key[0], value[0])
         out = torch.cat([p.attend(query[0], key[0], value[0], options) for p in self.parts])
-        return out[self.inverse].unsqueeze(0)
+        return out.index_select(0, self.place).unsqueeze(0)
+
+
+@lru_cache(maxsize=4)
+def plan_of(row: tuple[Segment, ...], device: torch.device) -> Segments:
+    """The plan of a row, made once for all the models that read it."""
+    return Segments(row, device)
 
 
 @dataclass
@@ -140,6 +153,10 @@ class Cache:
     lengths: Tensor
     dtype: torch.dtype | None = None
     buffers: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _bias: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.width = int(self.lengths.max()) + 1  # columns in use, with the coming token
 
     def fill(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
         """Prefill: keys and values ``[H, N, D]`` of the packed prompts → ``[B, H, S, D]``."""
@@ -154,37 +171,44 @@ class Cache:
     ) -> Tensor:
         """One token a row: queries, keys, values ``[B, H, 1, D]`` → ``[B, 1, H, D]``."""
         keys, values = self._appended(module, key[:, :, 0], value[:, :, 0])
-        columns = torch.arange(keys.shape[2], device=keys.device)
-        seen = columns <= self.lengths[:, None]
-        if options.window is not None:
-            seen &= columns > self.lengths[:, None] - options.window
-        out = attended(query.to(keys.dtype), keys, values, ~seen[:, None, None], options)
+        bias = self.bias(options.window, keys.dtype)
+        out = attended(query.to(keys.dtype), keys, values, bias, options)
         return out.transpose(1, 2).to(query.dtype)
 
+    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """``[B, 1, 1, S]``, −∞ at a column that a row's new token does not see; once a step."""
+        if (window, dtype) not in self._bias:
+            columns = torch.arange(self.width, device=self.lengths.device)
+            seen = columns <= self.lengths[:, None]
+            if window is not None:
+                seen &= columns > self.lengths[:, None] - window
+            self._bias[window, dtype] = _bias(seen[:, None, None], dtype)
+        return self._bias[window, dtype]
+
     def _appended(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns in use, a view of the buffers: products read them in place."""
         keys, values = self.buffers[module]
-        if int(keys.shape[2]) <= self.width:
+        if keys.shape[2] < self.width:
             pad = (0, 0, 0, GROWTH)
             keys, values = nn.functional.pad(keys, pad), nn.functional.pad(values, pad)
             self.buffers[module] = (keys, values)
         rows = torch.arange(keys.shape[0], device=keys.device)
         keys[rows, :, self.lengths] = key.to(keys.dtype)
         values[rows, :, self.lengths] = value.to(values.dtype)
-        return keys, values
-
-    @property
-    def width(self) -> int:
-        """Columns in use: the longest row's length."""
-        return int(self.lengths.max())
+        return keys[:, :, : self.width], values[:, :, : self.width]
 
     def advance(self) -> None:
         """Every layer has stored its token: each row is one longer."""
         self.lengths = self.lengths + 1
+        self.width += 1
+        self._bias.clear()
 
     def keep(self, rows: Tensor) -> None:
         """Only ``rows`` go on; the others have ended."""
         self.lengths = self.lengths[rows]
-        width = -(-(self.width + 1) // GROWTH) * GROWTH
+        self.width = int(self.lengths.max()) + 1
+        self._bias.clear()
+        width = -(-self.width // GROWTH) * GROWTH
         for module, (keys, values) in self.buffers.items():
             self.buffers[module] = (keys[rows, :, :width], values[rows, :, :width])
 
@@ -216,28 +240,41 @@ def segment_attention(
 AttentionInterface.register(NAME, segment_attention)
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor, options: Options) -> Tensor:
+def attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, options: Options) -> Tensor:
     """Queries ``[R, H, T, D]`` over keys ``[R, G, S, D]`` → ``[R, H, T, D]``.
 
-    The queries of the heads that share keys are rows of one product: no key is repeated.
+    The queries of the heads that share keys are rows of one product: no key is repeated. Scaling
+    the queries touches T · D numbers where scaling the scores would touch T · S, and a bias is
+    added in place: the backward pass of a sum moves nothing.
 
     Args:
         query: H heads.
         key: G groups of heads, H a multiple of G.
         value: as the keys.
-        hidden: bool, broadcast to ``[R, H, T, S]``, True = key not seen.
+        bias: broadcast to ``[R, H, T, S]``, 0 or −∞ where a key is not seen.
         options: scaling, dropout, softcap.
     """
     rows, heads, t, width = query.shape
     groups, s = key.shape[1:3]
-    grouped = query.reshape(rows, groups, heads // groups * t, width)
-    scores = (grouped @ key.transpose(2, 3)).view(rows, heads, t, s) * options.scaling
+    grouped = (query * options.scaling).reshape(rows, groups, heads // groups * t, width)
+    scores = (grouped @ key.transpose(2, 3)).view(rows, heads, t, s)
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
     exact = scores.dtype if scores.dtype == torch.float64 else torch.float32
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1, dtype=exact)
+    weights = scores.add_(bias).softmax(dim=-1, dtype=exact)
     weights = nn.functional.dropout(weights, options.dropout).to(value.dtype)
     return (weights.view(rows, groups, -1, s) @ value).view(rows, heads, t, -1)
+
+
+def _taken(heads: Tensor, index: Tensor) -> Tensor:
+    """Tokens ``index`` ``[R, S]`` of ``[H, N, D]`` → ``[R, H, S, D]``.
+
+    By ``index_select`` over whole tokens, whose backward pass adds in the order of the index.
+    That of ``heads[:, index]`` adds in whatever order the threads come, so two equal runs would
+    end with other weights, and is four times slower.
+    """
+    tokens = heads.transpose(0, 1).flatten(1).index_select(0, index.flatten())
+    return tokens.view(*index.shape, len(heads), -1).transpose(1, 2)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
@@ -245,13 +282,13 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tens
     t, s = query.shape[1], key.shape[1]
     if s > SDPA_ABOVE and options.softcap is None and options.window is None:
         return _sdpa(query, key, value, options)
-    hidden = _hidden(t, s, options.window, query.device)
-    return attended(query[None], key[None], value[None], hidden, options)[0]
+    bias = _bias(_seen(t, s, options.window, query.device), query.dtype)
+    return attended(query[None], key[None], value[None], bias, options)[0]
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
     whole = query.shape[1] == key.shape[1]
-    mask = None if whole else ~_hidden(query.shape[1], key.shape[1], None, query.device)
+    mask = None if whole else _seen(query.shape[1], key.shape[1], None, query.device)
     return nn.functional.scaled_dot_product_attention(
         query[None],
         key[None],
@@ -291,18 +328,17 @@ def _parent(segment: Segment, row: tuple[Segment, ...]) -> range:
     return range(parent.start, parent.stop)
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows of unequal length as ``[R, S]`` filled with 0 on the right, and the mask of the real."""
-    width = max(len(row) for row in rows)
-    values = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return values, torch.arange(width, device=device) < lengths[:, None]
+def _bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is seen, −∞ elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+        ~seen, float("-inf")
+    )
 
 
 @lru_cache(maxsize=256)
-def _hidden(t: int, s: int, window: int | None, device: torch.device) -> Tensor:
-    """``[t, s]`` bool, True = key not seen: after the query, or out of its sliding window."""
+def _seen(t: int, s: int, window: int | None, device: torch.device) -> Tensor:
+    """``[t, s]`` bool, True = key seen: not after the query, and within its sliding window."""
     query = torch.arange(s - t, s, device=device)[:, None]
     key = torch.arange(s, device=device)
-    hidden = key > query
-    return hidden if window is None else hidden | (key <= query - window)
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)

@@ -12,13 +12,14 @@ import inspect
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stages.batch import Batch, PackedRow, pad, separate
+from stages.batch import Batch, PackedRow, Segment, pad, separate
 from stages.functional import logprobs
-from stages.models.attention import Cache, Segments
+from stages.models.attention import Cache, Segments, plan_of
 from stages.models.network import Network
 
 CHUNK = 1 << 24  # logits held at once (64 MiB in fp32); beyond it chunks are recomputed in backward
@@ -52,7 +53,9 @@ def response_logps(
         hidden = hidden_states(network, batch.row)
         sources = previous(batch)[batch.mask]
         labels = batch.row.ids[batch.targets[batch.mask]]
-        logp, spread = _chunked_logps(network, hidden[sources], labels, temperature, entropy)
+        logp, spread = _chunked_logps(
+            network, hidden.index_select(0, sources), labels, temperature, entropy
+        )
     return Logps(_aligned(logp, batch.mask), _aligned(spread, batch.mask))
 
 
@@ -70,7 +73,7 @@ def response_values(network: Network, batch: Batch, *, after_last: bool = False)
         sources, mask = previous(batch), batch.mask
         if after_last:
             sources, mask = _with_end(sources, batch)
-        raw = network.head(hidden[sources[mask]])[:, 0]
+        raw = network.head(hidden.index_select(0, sources[mask]))[:, 0]
     return _aligned(_scaled(network, raw), mask)
 
 
@@ -78,17 +81,17 @@ def scores(network: Network, batch: Batch) -> Tensor:
     """``[B]`` score of each sequence, read at its last real token: (head output - mean) / std."""
     with network.autocast():
         hidden = hidden_states(network, batch.row)
-        raw = network.head(hidden[batch.ends])[:, 0]
+        raw = network.head(hidden.index_select(0, batch.ends))[:, 0]
     return _scaled(network, raw)
 
 
 def hidden_states(network: Network, row: PackedRow) -> Tensor:
     """Final hidden states ``[N, H]`` of the row's tokens, whatever layout the network bears."""
     if network.mode == "tree":
-        return run_row(network, row, Segments(row.segments, row.ids.device))
+        return run_row(network, row, plan_of(row.segments, row.ids.device))
     flat, index = separate(row)
     if network.mode == "packed":
-        return run_row(network, flat, Segments(flat.segments, row.ids.device))[index]
+        return run_row(network, flat, plan_of(flat.segments, row.ids.device)).index_select(0, index)
     ids, mask, place = pad(flat)
     out = network.backbone(
         input_ids=ids,
@@ -96,7 +99,7 @@ def hidden_states(network: Network, row: PackedRow) -> Tensor:
         use_cache=False,
         **_positions(network, (mask.cumsum(1) - 1).clamp(min=0)),
     )
-    return out.last_hidden_state.flatten(0, 1)[place][index]
+    return out.last_hidden_state.flatten(0, 1).index_select(0, place[index])
 
 
 def run_row(network: Network, row: PackedRow, plan: Segments) -> Tensor:
@@ -147,15 +150,21 @@ def previous(batch: Batch) -> Tensor:
     Inside a segment it is the neighbour; the first token of an answer follows the last of its
     prompt. A target with nothing before it is a mistake of the encoder.
     """
-    before = torch.arange(-1, len(batch.row.ids) - 1, device=batch.row.ids.device)
-    for segment in batch.row.segments:
-        if segment.stop > segment.start:
-            parent = None if segment.parent is None else batch.row.segments[segment.parent]
-            empty = parent is None or parent.stop == parent.start
-            before[segment.start] = -1 if empty else parent.stop - 1
+    before = _before(batch.row.segments).to(batch.row.ids.device)
     sources = torch.where(batch.mask, before[batch.targets], 0)
     assert bool((sources >= 0).all()), "a target has no token before it"
     return sources
+
+
+def _before(segments: tuple[Segment, ...]) -> Tensor:
+    """``[N]`` row index of the token before each; −1 where there is none."""
+    before = np.arange(-1, segments[-1].stop - 1)
+    for segment in segments:
+        if segment.stop > segment.start:
+            parent = None if segment.parent is None else segments[segment.parent]
+            empty = parent is None or parent.stop == parent.start
+            before[segment.start] = -1 if empty else parent.stop - 1
+    return torch.from_numpy(before)
 
 
 def _with_end(sources: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -185,11 +194,12 @@ def _logps(
     network: Network, hidden: Tensor, labels: Tensor, temperature: float, entropy: Entropy
 ) -> tuple[Tensor, Tensor]:
     out = logits(network, hidden)
-    logp = logprobs.token_logprobs(out, labels, temperature=temperature)
     if entropy == "none":
+        logp = logprobs.token_logprobs(out, labels, temperature=temperature)
         return logp, torch.zeros_like(logp)
-    counted = out if entropy == "gradient" else out.detach()
-    return logp, logprobs.entropy(counted, temperature=temperature)
+    return logprobs.logprobs_and_entropy(
+        out, labels, temperature=temperature, entropy_gradient=entropy == "gradient"
+    )
 
 
 def _scaled(network: Network, raw: Tensor) -> Tensor:

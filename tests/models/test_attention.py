@@ -137,8 +137,8 @@ def test_padding_of_tiles_stays_within_its_bound(seed):
 
 def test_every_token_is_computed_exactly_once():
     for row in ROWS.values():
-        tokens = torch.cat([part.tokens for part in Segments(row, CPU).parts])
-        assert tokens.sort().values.tolist() == list(range(row[-1].stop))
+        tokens = np.concatenate([part.tokens for part in Segments(row, CPU).parts])
+        assert np.sort(tokens[tokens >= 0]).tolist() == list(range(row[-1].stop))
 
 
 def test_attention_dropout_acts_in_training_mode_alone_and_keeps_the_mean():
