@@ -1,4 +1,4 @@
-"""Attention of a packed row as one call of torch's variable-length kernel, on a GPU in bf16 or fp16.
+"""Attention of a packed row as one call of torch's variable-length kernel: CUDA, bf16 or fp16.
 
 The kernel (``torch.nn.attention.varlen.varlen_attn``; Dao 2023, FlashAttention-2) takes the tokens
 of all sequences end to end and two tables of boundaries, one for queries and one for keys, so a row

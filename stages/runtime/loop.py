@@ -139,10 +139,19 @@ def accumulate(
     totals: dict[str, Tensor] = {}
     for chosen in micro_batches(lengths[mine], budget):
         for name, value in backward([items[mine[n]] for n in chosen]).items():
-            totals[name] = totals.get(name, torch.zeros(())) + value.detach().cpu()
-    parts = world.gather([{name: float(value) for name, value in totals.items()}])
+            value = value.detach()
+            totals[name] = totals[name] + value if name in totals else value
+    parts = world.gather([_read(totals)])
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+
+
+def _read(totals: dict[str, Tensor]) -> dict[str, float]:
+    """The sums as numbers; a GPU is waited for once, after the last micro-batch."""
+    if not totals:
+        return {}
+    values = torch.stack([value.double() for value in totals.values()]).tolist()
+    return dict(zip(totals, values, strict=True))
 
 
 def require_finite(value: float, *, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ def trainee(network: Network, train: Optimisation, *, with_average: bool = True)
         lr=0.0,
         betas=train.adam_betas,
         eps=train.adam_eps,
+        fused=True,  # one pass over weights and moments, without temporaries
     )
     averaged = with_average and train.ema_decay is not None
     return Trainee(
@@ -100,15 +102,16 @@ def clip(trained: Trainee, *, what: str) -> float:
     Raises:
         TrainingError: the norm is not finite; no step may be taken.
     """
-    norm = torch.nn.utils.clip_grad_norm_(trained.parameters, trained.max_grad_norm)
-    if not torch.isfinite(norm):
+    # On a GPU the scaling is queued behind the norm; reading the number is the one wait of a step.
+    norm = float(torch.nn.utils.clip_grad_norm_(trained.parameters, trained.max_grad_norm))
+    if not math.isfinite(norm):
         trained.adam.zero_grad(set_to_none=True)
         raise TrainingError(
-            f"{what}: the gradient norm is {float(norm)}",
+            f"{what}: the gradient norm is {norm}",
             do="lower train.learning_rate, or look at the data of this step; the state before it "
             "is saved",
         )
-    return float(norm)
+    return norm
 
 
 def take_step(trained: Trainee, *, lr: float) -> None:
@@ -126,8 +129,9 @@ def require_finite_weights(trained: Trainee, *, what: str) -> None:
     Raises:
         TrainingError: a weight is not finite; it is named.
     """
-    for name, p in zip(trained.names, trained.parameters, strict=True):
-        if not bool(torch.isfinite(p).all()):
+    finite = torch.stack([torch.isfinite(p).all() for p in trained.parameters]).tolist()
+    for name, ok in zip(trained.names, finite, strict=True):
+        if not ok:
             raise TrainingError(
                 f"{what}: the weight {name} holds numbers that are not finite",
                 do="lower train.learning_rate; the checkpoint before this step, if any, is whole",
@@ -175,7 +179,7 @@ def load_optimiser_state(trained: Trainee, tensors: Mapping[str, Tensor]) -> Non
                 do="resume with the model that the run was started with",
             )
         trained.adam.state[p] = {
-            moment: tensors[key].clone() if moment == "step" else tensors[key].to(p.device)
+            moment: tensors[key].to(p.device, copy=True)  # the step count stands there too
             for moment, key in keys.items()
         }
 
