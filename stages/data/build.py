@@ -1,9 +1,10 @@
-"""Records of files as rows of the store: read, converted, encoded, counted, one at a time."""
+"""Records of files as batches of the store: read here, encoded on every core, counted in order."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -12,16 +13,19 @@ from typing import Any
 
 import tokenizers
 
-from stages.batch import Group
-from stages.data import encode, files, formats
-from stages.data.kinds import KINDS, PromptItem, as_kind, lengths_of
-from stages.data.records import Document, Record, Row, Useless, opening, prompt_text
+from stages.data import files, formats, workers
+from stages.data.chunks import Chunk, Recipe, encode_chunk, prompt_number
+from stages.data.encode import Limits
+from stages.data.kinds import as_kind
+from stages.data.records import Document, Record, Row, Useless
 from stages.data.report import DUPLICATE, Tally
 from stages.data.templates import Codec
 from stages.errors import DataError, RlhfError
 
-_VERSION = 1  # of what is stored; a change makes older caches unfindable
-_PROGRESS_EVERY = 512
+_VERSION = 2  # of what is stored; a change makes older caches unfindable
+_CHUNK = 512  # records that are encoded and stored together
+_ALONE = 16  # chunks encoded here before other processes are started: small data need none
+_SECONDS = 5.0  # between lines that tell how far the reading is
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class LoadSpec:
         output: the run folder, where the cache folder cannot be written.
         main: whether this process builds the cache.
         wait: returns when every process has called it.
+        workers: processes that encode; None = one a core. What is stored does not depend on it.
     """
 
     kind: str
@@ -55,34 +60,67 @@ class LoadSpec:
     output: Path | None = None
     main: bool = True
     wait: Callable[[], None] = lambda: None
+    workers: int | None = None
+
+    def recipe(self) -> Recipe:
+        """The part that decides how a record is encoded."""
+        limits = Limits(
+            prompt=self.data.max_prompt_tokens,
+            response=getattr(self.data, "max_response_tokens", None),
+            positions=self.max_positions,
+            truncate=self.data.overlong == "truncate",
+        )
+        return Recipe(
+            kind=self.kind,
+            limits=limits,
+            train_on=self.train_on,
+            ties=self.ties,
+            margin=self.margin,
+            reserve_tokens=self.reserve_tokens,
+            max_tokens=self.max_tokens,
+        )
 
 
-def stored_rows(
+def stored_chunks(
     names: Sequence[str], spec: LoadSpec, codec: Codec, tally: Tally, reporter: Any
-) -> Iterator[dict]:
-    """The stored rows of all records, one record in memory at a time."""
-    kind = KINDS[spec.kind]
-    seen: set[int] = set()
+) -> Iterator[Chunk]:
+    """All records, encoded, a bounded number of them in memory at a time."""
     limit = None if spec.source is not None else spec.data.limit
-    if reporter is not None:
-        reporter.begin("reading data", total=None, unit="records")
-    for record in islice(_records(names, spec, codec, tally), limit):
-        tally.records += 1
-        if reporter is not None and tally.records % _PROGRESS_EVERY == 0:
-            reporter.advance(tally.records)
-        key, encoded = _encoded(record, spec, codec, seen)
-        if isinstance(encoded, str):
-            tally.drop(encoded, record.origin)
-            continue
-        tally.kept += 1
-        for item in encoded:
-            prompt, answers = lengths_of(item)
-            tally.prompts.append(prompt)
-            tally.responses.extend(answers)
-            tally.answers.update([len(answers)] if isinstance(item, Group) else [])
-            yield {"origin": record.origin, "key": key, **kind.to_row(item)}
-    if reporter is not None:
-        reporter.end()
+    records = islice(_records(names, spec, codec, tally), limit)
+    if spec.kind == "prompts":
+        records = _once(records)
+    progress = _Progress(reporter)
+    for chunk in _encoded(_in_chunks(records), spec, codec):
+        tally.add(chunk)
+        progress.advance(tally.records)
+        yield chunk
+    progress.end()
+
+
+def _encoded(chunks: Iterator[list[Record]], spec: LoadSpec, codec: Codec) -> Iterator[Chunk]:
+    """The chunks in their order: the first ones encoded here, more of them by other processes."""
+    recipe = spec.recipe()
+    for chunk in islice(chunks, _ALONE):
+        yield encode_chunk(recipe, codec, chunk)
+    count = workers.usable_cores() if spec.workers is None else spec.workers
+    yield from workers.in_order(encode_chunk, (recipe, codec), chunks, count)
+
+
+def _in_chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Lists of records. An error comes after the records before it, whose own errors go first."""
+    chunk: list[Record] = []
+    try:
+        for record in records:
+            chunk.append(record)
+            if len(chunk) == _CHUNK:
+                yield chunk
+                chunk = []
+    except RlhfError:
+        if chunk:
+            yield chunk
+        raise
+    if chunk:
+        yield chunk
 
 
 def _records(names: Sequence[str], spec: LoadSpec, codec: Codec, tally: Tally) -> Iterator[Record]:
@@ -107,48 +145,42 @@ def _renamed(rows: Iterator[Row], columns: dict[str, str], name: str) -> Iterato
         yield Row({columns.get(key, key): v for key, v in row.fields.items()}, row.origin)
 
 
-def _encoded(
-    record: Record, spec: LoadSpec, codec: Codec, seen: set[int]
-) -> tuple[int, Sequence[Any] | str]:
-    """The hash of a record's opening, and its items or the reason to leave it out."""
-    if isinstance(record, Useless):
-        return 0, record.reason
-    prompt = record.text if isinstance(record, Document) else record.prompt
-    if spec.kind == "prompts":
-        name = _number(prompt_text(prompt))
-        if name in seen:
-            return 0, DUPLICATE
-        seen.add(name)
-    try:
-        return _number(opening(prompt)), _items(record, spec, codec)
-    except RlhfError as error:
-        where = ": ".join(part for part in (record.origin, error.where) if part)
-        raise type(error)(
-            error.what, do=error.do, where=error.where if record.origin in error.where else where
-        ) from error
+def _once(records: Iterable[Record]) -> Iterator[Record]:
+    """Each prompt once; 8 bytes of each are remembered."""
+    seen: set[int] = set()
+    for record in records:
+        if isinstance(record, Useless | Document):
+            yield record
+            continue
+        number = prompt_number(record.prompt)
+        yield Useless(DUPLICATE, record.origin) if number in seen else record
+        seen.add(number)
 
 
-def _items(record: Any, spec: LoadSpec, codec: Codec) -> Sequence[Any] | str:
-    limits = encode.Limits(
-        prompt=spec.data.max_prompt_tokens,
-        response=getattr(spec.data, "max_response_tokens", None),
-        positions=spec.max_positions,
-        truncate=spec.data.overlong == "truncate",
-    )
-    item: Any
-    if spec.kind == "documents":
-        lengths = [n for n in (spec.max_tokens, spec.max_positions) if n is not None]
-        return encode.encode_document(record, codec, min(lengths, default=None)) or encode.NO_TARGET
-    if spec.kind == "demonstrations":
-        item = encode.encode_demonstration(record, codec, limits, train_on=spec.train_on)
-    elif spec.kind == "rankings":
-        item = encode.encode_ranking(record, codec, limits, ties=spec.ties, margin=spec.margin)
-    else:
-        encoded = encode.encode_prompt(record, codec, limits, reserve=spec.reserve_tokens)
-        if isinstance(encoded, str):
-            return encoded
-        item = PromptItem(encoded.ids, record.prompt, codec.render(record.prompt))
-    return item if isinstance(item, str) else [item]
+class _Progress:
+    """Tells how many records are done: every chunk to a bar, every few seconds to a log."""
+
+    def __init__(self, reporter: Any) -> None:
+        self._reporter = reporter
+        self._started = self._told = time.monotonic()
+        if reporter is not None:
+            reporter.begin("reading data", total=None, unit="records")
+
+    def advance(self, done: int) -> None:
+        """``done`` records are encoded."""
+        if self._reporter is None:
+            return
+        now = time.monotonic()
+        if now - self._told < _SECONDS:
+            self._reporter.advance(done)
+            return
+        self._told = now
+        self._reporter.advance(done, {"records/s": done / (now - self._started)})
+
+    def end(self) -> None:
+        """All are done."""
+        if self._reporter is not None:
+            self._reporter.end()
 
 
 def cache_key(names: Sequence[str], hashes: Sequence[str], spec: LoadSpec, codec: Codec) -> str:
@@ -166,7 +198,3 @@ def cache_key(names: Sequence[str], hashes: Sequence[str], spec: LoadSpec, codec
     }
     text = json.dumps(parts, sort_keys=True, default=str)
     return blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _number(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -11,10 +11,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing, suppress
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,10 @@ import pyarrow as pa
 
 from stages.errors import ResourceError
 
-_ROWS_PER_BATCH = 512
 _DATA, _ABOUT = "records.arrow", "about.json"
 _NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
 
-Write = Callable[[], tuple[Iterable[dict], Callable[[], dict]]]
+Write = Callable[[], tuple[Generator[bytes, None, None], Callable[[], dict]]]
 
 
 def open_or_build(
@@ -38,7 +36,8 @@ def open_or_build(
         key: hash of everything that decides the contents.
         schema: the columns.
         output: the run folder, used where the cache folder cannot be written.
-        write: returns the rows to store and, after they are used up, the report on them.
+        write: returns the batches to store, as Arrow messages, and, after they are used up, the
+            report on them.
     """
     places = _places(output)
     for place in places:
@@ -70,8 +69,9 @@ def _build(
     place.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=place))
     try:
-        rows, report = write()
-        _write_rows(folder / _DATA, schema, rows)
+        messages, report = write()
+        with closing(messages):
+            _write(folder / _DATA, schema, messages)
         about = {"report": report(), "hash": _hash(folder / _DATA)}
         (folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
         _publish(folder, place / key)
@@ -90,20 +90,14 @@ def _publish(folder: Path, final: Path) -> None:
         folder.rename(final)
 
 
-def _write_rows(path: Path, schema: pa.Schema, rows: Iterable[dict]) -> None:
+def _write(path: Path, schema: pa.Schema, messages: Iterable[bytes]) -> None:
     with open(path, "wb") as file:
         with pa.ipc.new_file(file, schema) as writer:
-            for chunk in _chunks(rows):
-                columns = [pa.array([row[f.name] for row in chunk], type=f.type) for f in schema]
-                writer.write_batch(pa.record_batch(columns, schema=schema))
+            for message in messages:
+                if message:
+                    writer.write_batch(pa.ipc.read_record_batch(message, schema))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _chunks(rows: Iterable[dict]) -> Iterator[list[dict]]:
-    iterator = iter(rows)
-    while chunk := list(islice(iterator, _ROWS_PER_BATCH)):
-        yield chunk
 
 
 def _read(folder: Path) -> tuple[list[pa.RecordBatch], dict] | None:

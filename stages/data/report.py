@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from stages.data.chunks import Chunk
 from stages.data.encode import (
     ANSWER_OVER,
     NO_STRICT_PAIR,
@@ -89,10 +90,16 @@ class Tally:
     prompts: array = field(default_factory=lambda: array("q"))
     responses: array = field(default_factory=lambda: array("q"))
 
-    def drop(self, reason: str, origin: str) -> None:
-        """Count a record that is left out."""
-        self.dropped[reason] += 1
-        self.first.setdefault(reason, origin)
+    def add(self, chunk: Chunk) -> None:
+        """Count the records of a chunk."""
+        self.records += chunk.records
+        self.kept += chunk.kept
+        for reason, origin in chunk.dropped:
+            self.dropped[reason] += 1
+            self.first.setdefault(reason, origin)
+        self.prompts.extend(chunk.prompts)
+        self.responses.extend(chunk.responses)
+        self.answers.update(chunk.answers)
 
     def report(self, files: tuple[str, ...], hashes: tuple[str, ...]) -> RoleReport:
         """The finished counts."""
@@ -137,6 +144,9 @@ def check(report: RoleReport, max_dropped: float) -> None:
         DataError: with the reasons, their counts and the first place of each.
     """
     where = ", ".join(report.files)
+    if not report.records:
+        what = f"there is no record to learn from in this file of the format {report.format}"
+        raise DataError(what, where=where, do="give a file that holds ranked answers")
     unusable = sum(n for reason, n in report.dropped.items() if reason != DUPLICATE)
     reasons = "; ".join(
         f"{count} × {reason} (first: {report.first[reason]})"

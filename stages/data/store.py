@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stages.data import cache, files
 from stages.data import report as reports
-from stages.data.build import LoadSpec, cache_key, stored_rows
+from stages.data.build import LoadSpec, cache_key, stored_chunks
 from stages.data.kinds import KINDS, Kind
 from stages.data.report import DataReport, RoleReport, Tally
 from stages.data.templates import Codec
@@ -137,10 +137,10 @@ def _open_here(
     names = tuple(files.find(source))
     hashes = tuple(files.digest(name) for name in names)
 
-    def write() -> tuple[Iterator[dict], Callable[[], dict]]:
+    def write() -> tuple[Generator[bytes, None, None], Callable[[], dict]]:
         tally = Tally()
-        rows = stored_rows(names, spec, codec, tally, reporter)
-        return rows, lambda: reports.to_dict(tally.report(names, hashes))
+        messages = (c.batch for c in stored_chunks(names, spec, codec, tally, reporter))
+        return messages, lambda: reports.to_dict(tally.report(names, hashes))
 
     kind = KINDS[spec.kind]
     key = cache_key(names, hashes, spec, codec)

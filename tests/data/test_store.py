@@ -40,13 +40,13 @@ def lines(tmp_path):
 def builds(monkeypatch):
     """How many times records were tokenised."""
     calls = []
-    rows = build.stored_rows
+    chunks = build.stored_chunks
 
     def counted(*args):
         calls.append(args[0])
-        return rows(*args)
+        return chunks(*args)
 
-    monkeypatch.setattr(store, "stored_rows", counted)
+    monkeypatch.setattr(store, "stored_chunks", counted)
     return calls
 
 
