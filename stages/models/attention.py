@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from stages.batch import Segment
+from stages.models import varlen
+from stages.models.varlen import Varlen
 
 NAME = "rlhf_segments"
 GROWTH = 64  # columns added when a cache is full: copying is amortised over as many tokens
@@ -116,23 +118,43 @@ class Segments:
     def __init__(
         self, row: tuple[Segment, ...], device: torch.device, store: Cache | None = None
     ) -> None:
-        self.store = store
-        self.parts = [
-            Tile(members, row, device) if len(members) > 1 else Alone(members[0], row)
-            for members in _tiles(row)
+        self.row, self.device, self.store = row, device, store
+
+    @cached_property
+    def whole(self) -> Varlen:
+        """The row for one call of the variable-length kernel."""
+        return Varlen(self.row, self.device)
+
+    @cached_property
+    def parts(self) -> list[Tile | Alone]:
+        """The row in pieces, for everything that the kernel cannot do."""
+        return [
+            Tile(members, self.row, self.device)
+            if len(members) > 1
+            else Alone(members[0], self.row)
+            for members in _tiles(self.row)
         ]
+
+    @cached_property
+    def place(self) -> Tensor:
+        """``[N]`` where each token of the row is among the outputs of the parts."""
         tokens = np.concatenate([part.tokens for part in self.parts])
-        place = np.empty(row[-1].stop, dtype=np.int64)
+        place = np.empty(self.row[-1].stop, dtype=np.int64)
         place[tokens[tokens >= 0]] = np.flatnonzero(tokens >= 0)
-        self.place = torch.from_numpy(place).to(device)  # of each token among the parts' outputs
+        return torch.from_numpy(place).to(self.device)
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Options
     ) -> Tensor:
         """Queries, keys, values ``[1, H, N, D]`` → ``[1, N, H, D]``."""
+        query, key, value = query[0], key[0], value[0]
         if self.store is not None:
-            self.store.fill(module, key[0], value[0])
-        out = torch.cat([p.attend(query[0], key[0], value[0], options) for p in self.parts])
+            self.store.fill(module, key, value)
+        scaling, dropout, softcap, window = options
+        if varlen.suits(query, value, dropout=dropout, softcap=softcap):
+            out = self.whole.attend(query, key, value, scaling=scaling, window=window)
+            return out.unsqueeze(0)
+        out = torch.cat([p.attend(query, key, value, options) for p in self.parts])
         return out.index_select(0, self.place).unsqueeze(0)
 
 

@@ -150,7 +150,9 @@ def _read(totals: dict[str, Tensor]) -> dict[str, float]:
     """The sums as numbers; a GPU is waited for once, after the last micro-batch."""
     if not totals:
         return {}
-    values = torch.stack([value.double() for value in totals.values()]).tolist()
+    device = next(iter(totals.values())).device
+    exact = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
+    values = torch.stack([value.to(exact) for value in totals.values()]).tolist()
     return dict(zip(totals, values, strict=True))
 
 

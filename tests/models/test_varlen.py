@@ -10,11 +10,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.batch import Segment
-from stages.models import varlen
+from stages.batch import Segment, pack, pack_groups
+from stages.models import attention, varlen
 from stages.models.attention import Options, Segments
+from stages.models.forward import response_logps, scores
+from stages.models.generate import generate
 from stages.models.varlen import Varlen
+from tests.families import tiny_policy, tiny_reward
+from tests.models.alone import examples
 from tests.models.test_attention import ROWS, dense, tensors, trees
+from tests.models.test_generate import (
+    LENGTHS,
+    assert_same,
+    native,
+    prompts,
+    sampling,
+    uniforms,
+)
+from tests.models.test_packed_rows import GROUPS
 
 CPU = torch.device("cpu")
 
@@ -178,3 +191,39 @@ def test_torchs_kernel_takes_these_arguments_and_gives_this_shape(window, monkey
     assert (out.shape, out.dtype) == ((13, 4, 16), torch.bfloat16)
     gradients = torch.autograd.grad(out.sum(), (query, key, value))
     assert [g.shape for g in gradients] == [(4, 13, 16), (2, 13, 16), (2, 13, 16)]
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row goes to the kernel, as on a GPU."""
+    monkeypatch.setattr(varlen, "suits", lambda *_, **__: True)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "mistral"])
+def test_a_model_gives_the_same_numbers_whichever_way_it_attends(family, monkeypatch):
+    """Shared keys, windows and a scaling of the family's own, through transformers' layers."""
+    policy, reward = tiny_policy(family), tiny_reward(family)
+    batch, groups = pack(examples((5, 4), (3, 9), (1, 1), (12, 2))), pack_groups(GROUPS)
+    outcomes = []
+    for kernel in (False, True):
+        monkeypatch.setattr(varlen, "suits", lambda *_, kernel=kernel, **__: kernel)
+        attention.plan_of.cache_clear()
+        logp, score = response_logps(policy, batch).logp, scores(reward, groups.batch)
+        gradient = torch.autograd.grad(score.sum(), next(iter(reward.module.parameters())))[0]
+        outcomes.append((logp, score, gradient))
+    for ours, tiles in zip(*outcomes, strict=True):
+        torch.testing.assert_close(ours, tiles, rtol=0, atol=1e-10)
+
+
+def test_decoding_goes_on_from_a_prompt_that_the_kernel_read(chosen):
+    policy, drawn = tiny_policy("mistral"), sampling(temperature=0.8)
+    texts, rows = prompts(), uniforms(len(LENGTHS))
+    expected = generate(native(policy), texts, rows, drawn)
+    assert_same(generate(policy, texts, rows, drawn), expected)
+
+
+def test_no_tile_is_made_for_a_row_that_the_kernel_reads(chosen):
+    row = trees((5, 3), (4,))
+    plan = Segments(row, CPU)
+    plan.attend(nn.Identity(), *tensors(row), Options(1.0, 0.0, None, None))
+    assert "parts" not in vars(plan)

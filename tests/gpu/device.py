@@ -1,0 +1,22 @@
+"""Where the tests of this folder run: a CUDA device, else they are skipped with a reason.
+
+``RLHF_GPU_TESTS_ON=cpu`` runs those that a CPU can run, to see that the tests themselves work.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+DEVICE = torch.device(os.environ.get("RLHF_GPU_TESTS_ON", "cuda"))
+MISSING = DEVICE.type == "cuda" and not torch.cuda.is_available()
+
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(MISSING, reason="there is no CUDA device"),
+]
+"""The marks of every file here."""
+
+cuda_only = pytest.mark.skipif(DEVICE.type != "cuda", reason="the kernel runs on CUDA only")
