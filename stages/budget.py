@@ -129,11 +129,14 @@ def memory(known: Known) -> Report:
         averaged = average and model.role in ("model", "policy")
         parts = estimate.trained(known.shapes[model.role], arithmetic, average=averaged)
         kept = parts._asdict() if model.trained else {"weights": parts.weights}
+        if model.shares is not None:
+            kept = {}
         standing[model.role] = {name: size for name, size in kept.items() if size}
     passing = _passing(known)
     held = sum(size for parts in standing.values() for size in parts.values())
     held += passing.get("rollout", 0)
-    peak = held + max(passing["activations"] + passing["logits"], passing.get("decoding_cache", 0))
+    step = passing["activations"] + passing["logits"]
+    peak = held + max(step, passing.get("decoding_cache", 0), passing.get("merged_copy", 0))
     free = estimate.free_memory(arithmetic.device)
     return {
         "unit": "MiB",
@@ -165,6 +168,9 @@ def _passing(known: Known) -> dict[str, int]:
         ),
         "logits": 0,
     }
+    if config.lora is not None and known.arithmetic.device.type == "cpu":  # they are merged there
+        size = known.shapes[widest.role].parameters * known.arithmetic.weights.itemsize
+        found["merged_copy"] = size
     policy = next((m for m in known.models if m.kind == "policy" and m.trained), None)
     if policy is not None:
         shape = known.shapes[policy.role]
@@ -188,11 +194,13 @@ def disk(known: Known) -> Report:
     """MiB of the finished folders and of the training states, and what is free there."""
     config, size = known.config, known.arithmetic.weights.itemsize
     saved = 2 if config.checkpoint.dtype == "bfloat16" else size
-    learners = [known.shapes[m.role].parameters for m in known.models if m.trained]
-    average = learners[0] if config.train.ema_decay is not None else 0
-    last = learners[0] if known.inputs.records.eval is not None and len(learners) == 1 else 0
-    models = (sum(learners) + average + last) * saved
-    state = ((1 + estimate.ADAM) * sum(learners) + average) * size
+    learners = [known.shapes[m.role] for m in known.models if m.trained]
+    averaged = learners[:1] if config.train.ema_decay is not None else []
+    last = known.inputs.records.eval is not None and len(learners) == 1
+    folders = learners + averaged + (learners if last else [])
+    models = (sum(s.parameters for s in folders) + sum(s.added for s in learners)) * saved
+    numbers = (1 + estimate.ADAM) * sum(s.trainable for s in learners)
+    state = (numbers + sum(s.trainable for s in averaged)) * size
     # One more than are kept while the newest is written, and perhaps the best.
     states = config.checkpoint.keep + (2 if last else 1)
     free = estimate.free_disk(Path(config.output))

@@ -81,7 +81,13 @@ def _known(session: Session, config: StageConfig, text: start.Text) -> Known:
     models = inputs.models(session, config, text)
     trusted = config.trust_remote_code
     shapes = {
-        m.role: estimate.shape_of(m.config, m.kind, trust_remote_code=trusted) for m in models
+        m.role: estimate.shape_of(
+            m.config,
+            m.kind,
+            trust_remote_code=trusted,
+            lora=config.lora if m.trained else None,
+        )
+        for m in models
     }
     return Known(config, session.arithmetic, models, shapes, inputs.load(session, config, text))
 
@@ -111,6 +117,8 @@ def _model(model: Model, known: Known) -> Report:
         "made_by": None if identity is None else f"rlhf {identity.stage}, as a {identity.kind}",
         "family": model.config.model_type,
         "parameters": known.shapes[model.role].parameters,
+        "trained_parameters": known.shapes[model.role].trainable if model.trained else 0,
+        "shares_the_weights_of": model.shares,
         "positions": max_positions(model.config),
         "layout": verdict_of(model.config).mode,
         "trained": model.trained,

@@ -20,7 +20,7 @@ from stages.batch import Batch, Example, Ids, behind, pack
 from stages.data.plan import micro_batches, share
 from stages.models.forward import response_logps, response_values, scores
 from stages.models.generate import Sampling, generate, noise
-from stages.models.network import Network
+from stages.models.network import Network, casts_kept
 from stages.runtime.processes import World
 
 Key = tuple[int, int]  # record position and sample index of an answer
@@ -127,7 +127,8 @@ def collect(
     mine = share([len(p) for p in prompts], world.rank, world.size)
     own = [prompts[n] for n in mine]
     uniforms = noise(seed, [keys[n] for n in mine], sampling.max_new_tokens) if own else None
-    answers = [] if uniforms is None else generate(readers.policy, own, uniforms, sampling)
+    with casts_kept(readers.policy):
+        answers = [] if uniforms is None else generate(readers.policy, own, uniforms, sampling)
     examples = [behind(p, a.ids) for p, a in zip(own, answers, strict=True)]
     sampled = time.perf_counter()
     read = _read(readers, examples, sampling, budget=budget, after_last=after_last)

@@ -100,6 +100,23 @@ def switched_off(module: nn.Module) -> Iterator[None]:
             switch.enable_adapters(True)
 
 
+@contextmanager
+def casts_kept(network: Network) -> Iterator[None]:
+    """Weights that are not trained are cast once, too, in an ``autocast`` opened inside.
+
+    Autocast keeps the casts of what asks for gradients alone; decoding would cast a frozen weight
+    again for each token. No gradient may be taken inside.
+    """
+    frozen = [p for p in network.module.parameters() if not p.requires_grad]
+    for p in frozen:
+        p.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
+
+
 def without_dropout(network: Network) -> Network:
     """The network with every dropout probability at 0, whatever its mode; its config stays."""
     for module in network.module.modules():

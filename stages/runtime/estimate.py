@@ -20,9 +20,11 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from stages.config.shared import Lora
 from stages.models.attention import GROWTH, SDPA_ABOVE
 from stages.models.forward import CHUNK
 from stages.models.generate import CACHE_TOKENS
+from stages.models.lora import put_in
 from stages.models.network import Kind
 from stages.models.precision import Arithmetic
 from stages.runtime.place import existing
@@ -33,7 +35,15 @@ COPIES_OF_LOGITS = 3  # logits, log-softmax and their gradient
 
 
 class Shape(NamedTuple):
-    """The sizes of a model that memory depends on; ``inner`` is the width of the feed-forward."""
+    """The sizes of a model that memory depends on.
+
+    Attributes:
+        parameters: of the model without adapters.
+        layers, hidden, heads, shared_heads, width, vocabulary: as in its config.
+        inner: width of the feed-forward.
+        added: numbers of the adapters and of a head that is trained beside the first one; 0 where
+            the model itself is trained.
+    """
 
     parameters: int
     layers: int
@@ -43,6 +53,12 @@ class Shape(NamedTuple):
     shared_heads: int
     width: int
     vocabulary: int
+    added: int = 0
+
+    @property
+    def trainable(self) -> int:
+        """How many numbers have a gradient, where the model is trained."""
+        return self.added or self.parameters
 
 
 class Trained(NamedTuple):
@@ -54,15 +70,28 @@ class Trained(NamedTuple):
     average: int
 
 
-def shape_of(config: PreTrainedConfig, kind: Kind, *, trust_remote_code: bool = False) -> Shape:
-    """The sizes of a policy, or of a reward model or critic of the same family."""
+def shape_of(
+    config: PreTrainedConfig,
+    kind: Kind,
+    *,
+    trust_remote_code: bool = False,
+    lora: Lora | None = None,
+) -> Shape:
+    """The sizes of a policy, or of a reward model or critic of the same family.
+
+    Raises:
+        ConfigError: adapters are asked for where the family has no such layer.
+    """
     auto = AutoModelForCausalLM if kind == "policy" else AutoModelForSequenceClassification
     with torch.device("meta"):
         model = auto.from_config(config, trust_remote_code=trust_remote_code)
+        parameters = sum(p.numel() for p in model.parameters())
+        if lora is not None:
+            put_in(model, kind, lora)
     text = config.get_text_config()
     heads = text.num_attention_heads
     return Shape(
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         inner=_first(text, "intermediate_size", "ffn_dim", "n_inner") or 4 * text.hidden_size,
@@ -70,13 +99,16 @@ def shape_of(config: PreTrainedConfig, kind: Kind, *, trust_remote_code: bool = 
         shared_heads=_first(text, "num_key_value_heads") or heads,
         width=_first(text, "head_dim") or text.hidden_size // heads,
         vocabulary=text.vocab_size,
+        added=sum(p.numel() for p in model.parameters()) - parameters,
     )
 
 
 def trained(shape: Shape, arithmetic: Arithmetic, *, average: bool) -> Trained:
-    """Master weights, their gradients, Adam's moments and, where kept, the average."""
-    size = shape.parameters * arithmetic.weights.itemsize
-    return Trained(size, size, ADAM * size, size if average else 0)
+    """Master weights; gradients, Adam's moments and, where kept, the average of what is trained."""
+    item = arithmetic.weights.itemsize
+    size = shape.trainable * item
+    weights = (shape.parameters + shape.added) * item
+    return Trained(weights, size, ADAM * size, size if average else 0)
 
 
 def activations(

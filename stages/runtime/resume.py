@@ -36,12 +36,15 @@ def require_same_meaning(stored: dict[str, Any], config: StageConfig) -> None:
     Raises:
         CheckpointError: a key that alters the run has another value; it is named.
     """
-    before = dict(_flat(stored))
-    for key, value in _flat(config.model_dump(mode="json")):
-        if key.startswith(HARMLESS) or key not in before or before[key] == value:
+    asked = config.model_dump(mode="json")
+    for leaf, _ in _flat(asked):
+        key = _known(stored, leaf)
+        before, value = _at(stored, key), _at(asked, key)
+        new = key != leaf and isinstance(before, dict)  # a key that the run did not know yet
+        if new or leaf.startswith(HARMLESS) or before == value:
             continue
         raise CheckpointError(
-            f"{key} was {before[key]!r} when the run was started and is {value!r} now",
+            f"{key} was {before!r} when the run was started and is {value!r} now",
             where=f"{config.output}: {key}",
             do=f"set {key} back, or start anew with --overwrite",
         )
@@ -69,6 +72,23 @@ def require_same_data(before: list[dict[str, Any]], now: list[dict[str, Any]]) -
                 where=key[1],
                 do="put the earlier data back, or start anew with --overwrite",
             )
+
+
+def _known(values: Any, key: str) -> str:
+    """The longest beginning of a dotted key that is there: a section may have been null."""
+    known: list[str] = []
+    for name in key.split("."):
+        if not isinstance(values, dict) or name not in values:
+            break
+        known.append(name)
+        values = values[name]
+    return ".".join(known)
+
+
+def _at(values: Any, key: str) -> Any:
+    for name in key.split(".") if key else ():
+        values = values[name]
+    return values
 
 
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
