@@ -76,13 +76,13 @@ def replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".tmp-{path.name}")
     with writing(path):
         try:
-            temporary.unlink(missing_ok=True)  # a link would lead out of the folder
+            delete(temporary)  # a link would lead out of the folder
             temporary.write_bytes(data)
             flush([temporary])
             os.replace(temporary, path)
         except OSError:
             with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                delete(temporary)
             raise
 
 
@@ -90,5 +90,5 @@ def delete(path: Path) -> None:
     """Delete a file, a folder, or a link without what it leads to."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
-    else:
+    elif os.path.lexists(path):
         path.unlink(missing_ok=True)

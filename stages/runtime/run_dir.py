@@ -165,10 +165,11 @@ def clear(folder: Path) -> None:
 def drop(folder: Path, name: str) -> None:
     """Delete one of the tool's own; under another name at once, so that no half of it is read."""
     path, gone = folder / name, folder / f".tmp-{name}"
-    if os.path.lexists(path):
+    with writing(path):
         delete(gone)
-        path.rename(gone)
-    delete(gone)
+        if os.path.lexists(path):
+            path.rename(gone)
+            delete(gone)
 
 
 def mend(folder: Path) -> None:
@@ -223,7 +224,7 @@ def _put(temporary: Path, target: Path) -> None:
     try:
         temporary.rename(target)
     except OSError:
-        if old.exists():
+        if old.exists() and not target.exists():
             old.rename(target)
         raise
     flush([target.parent])
