@@ -11,6 +11,7 @@ import typer
 from rlhf_cli import failure
 from rlhf_cli.commands import check, init, ppo, sample, sft, train_rm
 from rlhf_cli.commands import config as config_command
+from rlhf_cli.commands import data as data_command
 
 # Plain help: rich would draw boxes and colours into pipes under GITHUB_ACTIONS, and costs a tenth
 # of a second of every start.
@@ -28,6 +29,7 @@ app.command("ppo")(ppo.command)
 app.command("sample")(sample.sample)
 app.command("check")(check.check)
 app.add_typer(config_command.app, name="config")
+app.add_typer(data_command.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:

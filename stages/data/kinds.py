@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from stages.batch import Example, Group
 from stages.data.encode import best_response
+from stages.data.formats import CONVERSATIONS
 from stages.data.records import (
     Demonstration,
     Document,
@@ -28,7 +29,6 @@ from stages.errors import DataError
 NO_ANSWER = "no answer"
 _IDS = pa.list_(pa.int32())
 _COMMON = [("origin", pa.string()), ("key", pa.uint64()), ("length", pa.int32())]
-_CONVERSATIONS = ("messages", "sharegpt")
 
 
 class PromptItem(NamedTuple):
@@ -130,7 +130,7 @@ def as_kind(record: Record, kind: str, format_name: str) -> Record:
         return record if isinstance(record, Ranking) else _refuse(record, kind)
     if isinstance(record, Prompt):
         unanswered = Useless(NO_ANSWER, record.origin)
-        return unanswered if format_name in _CONVERSATIONS else _refuse(record, kind)
+        return unanswered if format_name in CONVERSATIONS else _refuse(record, kind)
     if isinstance(record, Ranking):
         best = best_response(record)
         if best is None:

@@ -112,13 +112,14 @@ class Tally:
             kept=self.kept,
             dropped=dict(self.dropped.most_common()),
             first=dict(self.first),
-            prompt_tokens=_quantiles(self.prompts),
-            response_tokens=_quantiles(self.responses),
+            prompt_tokens=quantiles(self.prompts),
+            response_tokens=quantiles(self.responses),
             answers=dict(sorted(self.answers.items())),
         )
 
 
-def _quantiles(lengths: array) -> dict[str, int]:
+def quantiles(lengths: array) -> dict[str, int]:
+    """The median and the long end of some lengths."""
     if not lengths:
         return {}
     values = np.quantile(np.array(lengths), list(_QUANTILES.values()), method="higher")

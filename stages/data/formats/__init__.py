@@ -168,6 +168,9 @@ FORMATS: dict[str, Format] = {
 }
 
 
+CONVERSATIONS = ("messages", "sharegpt")
+"""The formats in which a record without an answer is one that has lost it."""
+
 _FOREIGN = {
     "prompt": ("question", "query", "instruction", "problem", "input", "context"),
     "response": ("answer", "output", "completion", "solution", "target"),
