@@ -1,6 +1,7 @@
 """Where the tests of this folder run: a CUDA device, else they are skipped with a reason.
 
-``RLHF_GPU_TESTS_ON=cpu`` runs those that a CPU can run, to see that the tests themselves work.
+With ``RLHF_GPU_TESTS_ON=cuda`` they fail where there is none; with ``cpu`` those that can run there
+do, to see that the tests themselves work.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import os
 import pytest
 import torch
 
-DEVICE = torch.device(os.environ.get("RLHF_GPU_TESTS_ON", "cuda"))
-MISSING = DEVICE.type == "cuda" and not torch.cuda.is_available()
+ASKED = os.environ.get("RLHF_GPU_TESTS_ON")
+DEVICE = torch.device(ASKED or "cuda")
+MISSING = ASKED is None and not torch.cuda.is_available()
 
 on_gpu = [
     pytest.mark.gpu,
