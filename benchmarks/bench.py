@@ -1,0 +1,179 @@
+"""``make bench``: this project and its peers take turns at the same works.
+
+Writes ``benchmarks/results.json``, prints the table, and puts it into ``docs/performance.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import inputs, learning, start, table, works
+from benchmarks.environments import BUILD, PEER_OF, PEERS, SETTINGS, ask, do, python_of, versions
+from benchmarks.rounds import Reading, alternate, spread
+from benchmarks.works import Job, Work
+
+TRACKED = ("torch", "transformers")
+START = replace(works.SFT, name="start to first step, tiny model", size="tiny")
+ONE_STEP = replace(START, records=START.batch)
+SEEDS = (0, 1, 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    options = _options(arguments)
+    begun = time.perf_counter()
+    for name in PEERS:
+        say(f"environment of {name}")
+        python_of(name)
+    _models({*(work.size for work in options.chosen), "tiny"})
+    ready = time.perf_counter()
+    say(f"set up in {ready - begun:.0f} s")
+    machine = ask(sys.executable, "surroundings")
+    results = _head(machine) | {"rows": []}
+    shutil.rmtree(BUILD / "runs", ignore_errors=True)
+    if not options.quick:
+        _warm_up()
+    for precision in ("bf16", "fp32") if machine["fast_bf16"] else ("fp32",):
+        for work in options.chosen:
+            results["rows"].append(_measure(work, precision, options))
+            _store(results, options.output)
+    if not options.works:
+        results["start"], row = _start(options)
+        results["rows"].append(row)
+    if options.learning:
+        place = learning.Place(BUILD / "inputs" / "tiny", BUILD / "runs" / "learning", say)
+        results["learning"] = learning.compare(place, () if options.quick else SEEDS)
+    results["minutes"] = round((time.perf_counter() - ready) / 60, 1)
+    _store(results, options.output)
+    if options.output == table.RESULTS:
+        table.update_page()
+    print(table.render(results))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny models, one round")
+    parser.add_argument("--rounds", type=int, help="clean rounds of each work (3; quick: 1)")
+    parser.add_argument("--spare", type=int, default=2, help="rounds that may be repeated")
+    parser.add_argument("--works", help="only works whose name holds this; results stay aside")
+    parser.add_argument("--no-learning", dest="learning", action="store_false")
+    options = parser.parse_args(arguments)
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    options.spare = 0 if options.quick else options.spare
+    chosen = works.QUICK if options.quick else works.FULL
+    options.chosen = [w for w in chosen if (options.works or "") in w.name]
+    aside = options.quick or options.works
+    options.output = BUILD / "partial.json" if aside else table.RESULTS
+    return options
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def _models(sizes: set[str]) -> None:
+    for size in sorted(sizes):
+        folder = BUILD / "inputs" / size
+        if not (folder / "reward" / "tokenizer.json").is_file():
+            say(f"models: {size}")
+            inputs.write_models(folder, inputs.SIZES[size])
+
+
+def _head(machine: dict[str, Any]) -> dict[str, Any]:
+    """Date, machine, versions and settings."""
+    found = {"rlhf": versions(sys.executable, TRACKED)}
+    for name, shown in PEERS.items():
+        found[shown] = versions(python_of(name), ("trl", *TRACKED))
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine,
+        "versions": found,
+        "settings": SETTINGS,
+    }
+
+
+def _store(results: dict[str, Any], path: Path) -> None:
+    path.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
+
+
+def job_of(work: Work, side: str, number: int, precision: str) -> Job:
+    """A work with its files and a fresh output folder."""
+    models = BUILD / "inputs" / work.size
+    data, pairs = inputs.write_data(BUILD / "inputs" / "data", work)
+    model = "reward" if work.stage == "reward_model" else "ending" if work.ending else "model"
+    output = BUILD / "runs" / f"{work.slug}-{precision}-{side}-{number}"
+    return Job(
+        work,
+        model=str(models / model),
+        reward=str(models / "reward"),
+        data=str(data),
+        pairs=str(pairs),
+        output=str(output),
+        precision=precision,
+    )
+
+
+def _warm_up() -> None:
+    """Bring every environment's files into memory; nothing of it counts."""
+    say("warm-up")
+    tiny = replace(works.PPO, name="warm-up", size="tiny", new_tokens=4)
+    for side, work in (("peer", tiny), ("peer", ONE_STEP), ("ours", ONE_STEP), ("ours", tiny)):
+        do(side, job_of(replace(work, name=f"warm-up {work.stage}"), side, 0, "fp32"))
+
+
+def _measure(work: Work, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of a work, as a row."""
+    counter = iter(range(1 << 30))
+
+    def side(name: str) -> Reading:
+        reading = do(name, job_of(work, name, next(counter), precision))
+        disturbed = "" if reading.disturbed is None else f", others {reading.disturbed:.0%}"
+        say(f"{work.name} ({precision}): {name} {reading.seconds:.2f} s{disturbed}")
+        return reading
+
+    rounds = alternate(
+        lambda: side("peer"), lambda: side("ours"), wanted=options.rounds, spare=options.spare
+    )
+    shown = replace(work, name=f"{work.name} ({PEERS[PEER_OF[work.stage]]})").name
+    if work.stage == "sample":
+        shown = f"{work.name} (`generate`)"
+    return table.row_of(shown, precision, rounds, options.rounds)
+
+
+def _start(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """From command to first step on both sides, and the imports alone."""
+    counter = iter(range(1 << 30))
+    alone: list[float] = []
+
+    def ours() -> Reading:
+        alone.append(start.imports().seconds)
+        return start.ours(job_of(ONE_STEP, "ours", next(counter), "fp32"))
+
+    def peer() -> Reading:
+        return start.peer(job_of(ONE_STEP, "peer", next(counter), "fp32"))
+
+    say(START.name)
+    rounds = alternate(peer, ours, wanted=options.rounds, spare=options.spare)
+    row = table.row_of(START.name, "fp32", rounds, options.rounds)
+    imports = spread(alone)
+    figures = {
+        "imports": round(imports.median, 3),
+        "imports_range": [round(imports.low, 3), round(imports.high, 3)],
+        "beyond": round(row["seconds"] - imports.median, 3),
+        "peer_beyond": round(row["peer_seconds"] - imports.median, 3),
+    }
+    return figures, row
+
+
+if __name__ == "__main__":
+    main()
