@@ -75,6 +75,27 @@ CASES = {
         "modle",
         ["unknown key", "did you mean model?"],
     ),
+    "adapters of no rank": (SFT + "lora: {rank: 0}\n", "6:14", "lora.rank", ["at least 1, got 0"]),
+    "adapters by a word": (SFT + "lora: true\n", "6:7", "lora", ["a section of keys", "got true"]),
+    "adapted layers by another word": (
+        SFT + "lora: {targets: linear}\n",
+        "6:17",
+        "lora.targets",
+        ["expected all-linear", "linear"],
+    ),
+    "no adapted layers": (SFT + "lora: {targets: []}\n", "6:17", "lora.targets", ["list"]),
+    "adapted layers by a number": (
+        SFT + "lora: {targets: 3}\n",
+        "6:17",
+        "lora.targets",
+        ["[q_proj, v_proj]", "got 3"],
+    ),
+    "dropout of adapters in ppo": (
+        PPO + "lora: {dropout: 0.1}\n",
+        "8:17",
+        "lora.dropout",
+        ["must be 0 in ppo, got 0.1"],
+    ),
     # missing keys: at the section
     "no model": (SFT.replace("model: m\n", ""), "1:1", "model", ["missing key", "start from"]),
     "no output": (SFT.replace("output: o\n", ""), "1:1", "output", ["missing key", "run folder"]),
