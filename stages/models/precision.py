@@ -45,6 +45,16 @@ def fast_bf16(device: torch.device) -> bool:
     return False
 
 
+def order_sums(device: torch.device) -> None:
+    """Have a CPU add in a fixed order wherever torch could add in that of its threads.
+
+    Equal runs, and resumed ones, then end with equal bits whatever operations a family uses.
+    """
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs
+
+
 def _device(name: str, local_rank: int) -> torch.device:
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":

@@ -26,7 +26,7 @@ from stages.errors import (
     RlhfError,
     TrainingError,
 )
-from stages.models.precision import Arithmetic, choose
+from stages.models.precision import Arithmetic, choose, order_sums
 from stages.runtime import checkpoint, memory, metrics, place, run_dir, trackers
 from stages.runtime.disk import flush, write_text
 from stages.runtime.optim import (
@@ -277,6 +277,7 @@ def opened(
     """
     world = join(config.device)
     arithmetic = choose(config.device, config.train.precision, local_rank=world.local_rank)
+    order_sums(arithmetic.device)
     reporter = reporter if world.main else SilentReporter()
     folder = Path(config.output)
     with ExitStack() as stack:
