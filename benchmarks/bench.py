@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import inputs, learning, start, table, works
-from benchmarks.environments import BUILD, PEER_OF, PEERS, SETTINGS, ask, do, python_of, versions
+from benchmarks.environments import BUILD, PEERS, SETTINGS, ask, do, python_of, versions
 from benchmarks.rounds import Reading, alternate, spread
 from benchmarks.works import Job, Work
 
 TRACKED = ("torch", "transformers")
-START = replace(works.SFT, name="start to first step, tiny model", size="tiny")
-ONE_STEP = replace(START, records=START.batch)
+START = "start to first step, tiny model"
+ONE_STEP = replace(works.sft(64), name="start", size="tiny", records=32)
 SEEDS = (0, 1, 2)
 
 
@@ -34,18 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in PEERS:
         say(f"environment of {name}")
         python_of(name)
-    _models({*(work.size for work in options.chosen), "tiny"})
+    machine = ask(sys.executable, "surroundings")
+    chosen = _chosen(options, fast_bf16=machine["fast_bf16"])
+    _models({*(work.size for work, _ in chosen), "tiny"})
     ready = time.perf_counter()
     say(f"set up in {ready - begun:.0f} s")
-    machine = ask(sys.executable, "surroundings")
     results = _head(machine) | {"rows": []}
     shutil.rmtree(BUILD / "runs", ignore_errors=True)
     if not options.quick:
         _warm_up()
-    for precision in ("bf16", "fp32") if machine["fast_bf16"] else ("fp32",):
-        for work in options.chosen:
-            results["rows"].append(_measure(work, precision, options))
-            _store(results, options.output)
+    for work, precision in chosen:
+        options.spare *= time.perf_counter() - ready < 60 * options.minutes
+        results["rows"].append(_measure(work, precision, options))
+        _store(results, options.output)
     if not options.works:
         results["start"], row = _start(options)
         results["rows"].append(row)
@@ -64,16 +65,26 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny models, one round")
     parser.add_argument("--rounds", type=int, help="clean rounds of each work (3; quick: 1)")
     parser.add_argument("--spare", type=int, default=2, help="rounds that may be repeated")
+    parser.add_argument(
+        "--minutes", type=float, default=30, help="after which no round is repeated any more"
+    )
     parser.add_argument("--works", help="only works whose name holds this; results stay aside")
     parser.add_argument("--no-learning", dest="learning", action="store_false")
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.spare = 0 if options.quick else options.spare
-    chosen = works.QUICK if options.quick else works.FULL
-    options.chosen = [w for w in chosen if (options.works or "") in w.name]
     aside = options.quick or options.works
     options.output = BUILD / "partial.json" if aside else table.RESULTS
     return options
+
+
+def _chosen(options: argparse.Namespace, *, fast_bf16: bool) -> list[tuple[Work, str]]:
+    """The works and their precisions: bf16 where it is fast, and fp32 always."""
+    full = [(work, "bf16") for work in works.FULL] if fast_bf16 else []
+    plan = [*full, *((work, "fp32") for work in works.REDUCED)]
+    if options.quick:
+        plan = [(work, "fp32") for work in works.QUICK]
+    return [(work, precision) for work, precision in plan if (options.works or "") in work.name]
 
 
 def say(text: str) -> None:
@@ -126,7 +137,7 @@ def job_of(work: Work, side: str, number: int, precision: str) -> Job:
 def _warm_up() -> None:
     """Bring every environment's files into memory; nothing of it counts."""
     say("warm-up")
-    tiny = replace(works.PPO, name="warm-up", size="tiny", new_tokens=4)
+    tiny = replace(works.ppo(32, tokens=4), size="tiny")
     for side, work in (("peer", tiny), ("peer", ONE_STEP), ("ours", ONE_STEP), ("ours", tiny)):
         do(side, job_of(replace(work, name=f"warm-up {work.stage}"), side, 0, "fp32"))
 
@@ -144,10 +155,7 @@ def _measure(work: Work, precision: str, options: argparse.Namespace) -> dict[st
     rounds = alternate(
         lambda: side("peer"), lambda: side("ours"), wanted=options.rounds, spare=options.spare
     )
-    shown = replace(work, name=f"{work.name} ({PEERS[PEER_OF[work.stage]]})").name
-    if work.stage == "sample":
-        shown = f"{work.name} (`generate`)"
-    return table.row_of(shown, precision, rounds, options.rounds)
+    return table.row_of(work.name, precision, rounds, options.rounds)
 
 
 def _start(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -162,9 +170,9 @@ def _start(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]
     def peer() -> Reading:
         return start.peer(job_of(ONE_STEP, "peer", next(counter), "fp32"))
 
-    say(START.name)
+    say(START)
     rounds = alternate(peer, ours, wanted=options.rounds, spare=options.spare)
-    row = table.row_of(START.name, "fp32", rounds, options.rounds)
+    row = table.row_of(START, "fp32", rounds, options.rounds)
     imports = spread(alone)
     figures = {
         "imports": round(imports.median, 3),

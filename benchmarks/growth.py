@@ -25,8 +25,8 @@ from benchmarks.environments import BUILD, ROOT, ask, do, surroundings
 from benchmarks.inputs import SIZES, Size
 from benchmarks.works import Job, Work
 
-SFT = Work("growth", "sft", records=16, batch=8)
-REWARD = Work("growth", "reward_model", records=8, batch=4, k=4)
+SFT = Work("growth", "sft", records=16, batch=8, spread=0.0)
+REWARD = Work("growth", "reward_model", records=8, batch=4, k=4, spread=0.0)
 ANSWERS, LENGTHS = (2, 4, 9), (64, 256, 512, 1024, 2048)
 BATCHES, VOCABULARIES = (4, 16, 64), (512, 8192, 32768, 131072)
 TEXT = 32  # tokens of a prompt or answer that does not vary
@@ -129,7 +129,7 @@ def _job(work: Work, size: Size, name: str) -> Job:
     models = BUILD / "inputs" / "growth" / "-".join(map(str, parts))
     if not (models / "reward" / "tokenizer.json").is_file():
         inputs.write_models(models, size)
-    rows = inputs.records(work, work.records, 0, vocabulary=size.vocabulary, spread=0.0)
+    rows = inputs.records(work, work.records, 0, vocabulary=size.vocabulary)
     data = str(inputs.write_lines(BUILD / "inputs" / "data" / f"growth-{safe}.jsonl", rows))
     model = str(models / ("reward" if work.stage == "reward_model" else "model"))
     output = BUILD / "runs" / "growth" / safe

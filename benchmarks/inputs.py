@@ -19,7 +19,6 @@ from benchmarks.works import Work
 
 CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 EARLY = "bcdfg"
-SPREAD = 0.6  # of the logarithm of the lengths
 LONGEST = 5  # times the median
 HAZARD = 1 - 0.5 ** (1 / 16)  # chance of the end token at each position: half end before 16
 CARRIER = 1.0
@@ -73,7 +72,7 @@ class Writer:
     rng: random.Random
     early: Sequence[str]
     late: Sequence[str]
-    spread: float = SPREAD
+    spread: float
 
     def text(self, median: int, share: float = len(EARLY) / len(CONSONANTS)) -> str:
         """Words of a log-normal number, a share of which is expected to begin early."""
@@ -98,8 +97,8 @@ class Writer:
         return {"prompt": self.text(work.prompt_words), "responses": responses}
 
 
-def writer(vocabulary: int, seed: int, spread: float = SPREAD) -> Writer:
-    """Texts for a model of a vocabulary; a spread of 0 makes all of the median length."""
+def writer(vocabulary: int, seed: int, spread: float) -> Writer:
+    """Texts for a model of a vocabulary."""
     words = words_of(vocabulary)
     early = [word for word in words if word[0] in EARLY]
     late = [word for word in words if word[0] not in EARLY]
@@ -107,10 +106,10 @@ def writer(vocabulary: int, seed: int, spread: float = SPREAD) -> Writer:
 
 
 def records(
-    work: Work, count: int, seed: int, *, vocabulary: int | None = None, spread: float = SPREAD
+    work: Work, count: int, seed: int, *, vocabulary: int | None = None
 ) -> list[dict[str, Any]]:
     """The lines of a work's file in the format of this project."""
-    source = writer(vocabulary or SIZES[work.size].vocabulary, seed, spread)
+    source = writer(vocabulary or SIZES[work.size].vocabulary, seed, work.spread)
     if work.stage == "sft":
         return [source.demonstration(work) for _ in range(count)]
     if work.stage == "reward_model":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,10 @@ def ppo(model: str, prompts: str, reward: str, reference: str) -> dict[str, floa
 
 
 if __name__ == "__main__":
-    KINDS = {"sft": sft, "reward_model": reward_model, "ppo": ppo}
+    KINDS: dict[str, Callable[..., dict[str, float]]] = {
+        "sft": sft,
+        "reward_model": reward_model,
+        "ppo": ppo,
+    }
     with torch.no_grad():
         print(json.dumps(KINDS[sys.argv[1]](*sys.argv[2:])))

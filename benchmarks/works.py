@@ -30,6 +30,7 @@ class Work:
         kl_coef: β of ppo.
         prompt_words: median length of a prompt.
         answer_words: median length of an answer.
+        spread: of the logarithm of the lengths; 0 makes all of the median length.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Work:
     kl_coef: float = 0.05
     prompt_words: int = 24
     answer_words: int = 40
+    spread: float = 0.6
 
     @property
     def slug(self) -> str:
@@ -54,18 +56,75 @@ class Work:
         return "".join(c if c.isalnum() else "-" for c in self.name.lower())
 
 
-SFT = Work("SFT, mixed lengths", "sft", records=64, batch=32)
-REWARD_4 = Work("reward model, K = 4", "reward_model", records=12, batch=6, micro=12, k=4)
-REWARD_9 = Work("reward model, K = 9", "reward_model", records=4, batch=2, micro=12, k=9)
-PPO = Work("PPO, 1 epoch", "ppo", records=64, batch=64, learning_rate=1e-6)
-PPO_4 = replace(PPO, name="PPO, 4 epochs", epochs=4)
-PPO_MIXED = replace(PPO, name="PPO, mixed answer lengths", ending=True)
-SAMPLE = Work("sampling, 64 prompts", "sample", records=64, batch=64, ending=True)
-SAMPLE_K = replace(SAMPLE, name="sampling, 16 prompts × 4", records=16, batch=16, k=4)
-SAMPLE_256 = replace(SAMPLE, name="sampling, 256 prompts", records=256, batch=256)
+def sft(records: int) -> Work:
+    """Demonstrations in two optimiser steps."""
+    name = f"SFT, {records} demonstrations of mixed lengths"
+    return Work(name, "sft", records=records, batch=records // 2)
 
-FULL = (SFT, REWARD_4, REWARD_9, PPO, PPO_4, PPO_MIXED, SAMPLE, SAMPLE_K, SAMPLE_256)
-QUICK = tuple(replace(work, size="tiny") for work in (SFT, REWARD_4, PPO, SAMPLE))
+
+def reward(records: int, k: int) -> Work:
+    """Rankings in two optimiser steps."""
+    name = f"reward model, {records} rankings of K = {k}"
+    return Work(name, "reward_model", records=records, batch=records // 2, micro=12, k=k)
+
+
+def ppo(episodes: int, *, epochs: int = 1, ending: bool = False, tokens: int = 64) -> Work:
+    """One rollout, of which each epoch is an optimiser step."""
+    length = "of mixed lengths" if ending else f"of {tokens} tokens"
+    return Work(
+        f"PPO, {episodes} answers {length}, {epochs} epoch{'s' if epochs > 1 else ''}",
+        "ppo",
+        records=episodes,
+        batch=episodes,
+        epochs=epochs,
+        new_tokens=tokens,
+        ending=ending,
+        learning_rate=1e-6,
+    )
+
+
+def sample(prompts: int, k: int = 1) -> Work:
+    """Answers of mixed lengths."""
+    each = f" × {k}" if k > 1 else ""
+    name = f"sampling, {prompts} prompts{each}, mixed lengths"
+    return Work(name, "sample", records=prompts, batch=prompts, k=k, ending=True)
+
+
+LONG_ROWS = Work(
+    "SFT, 135 M model, rows of 512 tokens",
+    "sft",
+    records=16,
+    batch=8,
+    micro=4,
+    size="medium",
+    prompt_words=128,
+    answer_words=384,
+    spread=0.0,
+)
+SAMPLING = (sample(64), sample(16, 4), sample(256))
+FULL: tuple[Work, ...] = (
+    sft(128),
+    LONG_ROWS,
+    reward(32, 4),
+    reward(8, 9),
+    ppo(64),
+    ppo(64, epochs=4),
+    ppo(64, ending=True),
+    *SAMPLING,
+)
+REDUCED: tuple[Work, ...] = (
+    sft(64),
+    reward(12, 4),
+    reward(4, 9),
+    ppo(64),
+    ppo(32, epochs=4),
+    ppo(64, ending=True),
+    *SAMPLING,
+)
+"""What fits into half an hour where a matrix product runs at a tenth of a TFLOP/s."""
+QUICK: tuple[Work, ...] = tuple(
+    replace(work, size="tiny") for work in (sft(64), reward(12, 4), ppo(32), sample(64))
+)
 
 
 @dataclass(frozen=True)

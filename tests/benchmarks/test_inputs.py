@@ -16,7 +16,8 @@ from benchmarks.learning import within
 from benchmarks.works import Job
 from stages.config import resolve
 
-WORK = replace(works.REWARD_4, size="tiny")
+WORK = replace(works.reward(12, 4), size="tiny")
+ALL = (*works.FULL, *works.REDUCED, *works.QUICK)
 NARROW = Size(hidden=32, layers=2, heads=2, inner=64, vocabulary=600)
 
 
@@ -58,11 +59,11 @@ def test_pairs_are_all_pairs_with_the_better_one_first() -> None:
 
 
 def test_lengths_are_spread_around_their_median_unless_they_are_fixed() -> None:
-    work = replace(works.SFT, size="tiny", answer_words=40)
+    work = replace(works.sft(64), size="tiny")
     lengths = [len(row["response"].split()) for row in inputs.records(work, 400, seed=0)]
     assert 34 < sorted(lengths)[200] < 46
     assert max(lengths) > 2 * 40
-    fixed = inputs.records(work, 20, seed=0, spread=0.0)
+    fixed = inputs.records(replace(work, spread=0.0), 20, seed=0)
     assert {len(row["response"].split()) for row in fixed} == {40}
 
 
@@ -86,7 +87,7 @@ def test_half_of_the_answers_end_before_their_sixteenth_token(tmp_path: Path) ->
     assert 0.4 < float(ended) < 0.6
 
 
-@pytest.mark.parametrize("work", [w for w in works.FULL if w.stage != "sample"])
+@pytest.mark.parametrize("work", [w for w in ALL if w.stage != "sample"])
 def test_every_training_work_is_a_config_of_this_project(work: works.Work) -> None:
     job = Job(work, "base", "reward", "data.jsonl", "pairs.jsonl", "out")
     config = resolve(values_of(job))
@@ -94,7 +95,7 @@ def test_every_training_work_is_a_config_of_this_project(work: works.Work) -> No
     assert config.train.batch_size == work.batch
 
 
-@pytest.mark.parametrize("work", works.FULL)
+@pytest.mark.parametrize("work", ALL)
 def test_the_peers_steps_are_whole_and_as_many_as_ours(work: works.Work) -> None:
     assert work.records % work.batch == 0
     sequences = work.batch * work.k * (work.k - 1) // 2 if work.k > 1 else work.batch
@@ -103,7 +104,7 @@ def test_the_peers_steps_are_whole_and_as_many_as_ours(work: works.Work) -> None
 
 
 def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
-    job = Job(works.PPO, "a", "b", "c", "d", "e", precision="bf16", seed=3, save=True)
+    job = Job(works.ppo(64), "a", "b", "c", "d", "e", precision="bf16", seed=3, save=True)
     assert works.read_job(str(job.write(tmp_path / "job.json"))) == job
 
 
