@@ -27,8 +27,9 @@ def load(session: Session, config: PpoConfig, text: start.Text) -> Readers:
     if inputs.reference_shares(config):
         reference = lora.without(policy, "policy")
     else:
-        reference = load_policy(config.reference or config.model, loading).freeze()
-        start.adopt(reference, text)
+        reference = load_policy(config.reference or config.model, loading)
+        start.adopt(reference, text)  # new rows are drawn in the format of the policy's
+        reference.freeze()
     if inputs.reward_shares(config):
         reward = lora.without(critic, "reward")
     else:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 Kind = Literal["policy", "reward", "critic"]
 Mode = Literal["tree", "packed", "padded"]
@@ -76,10 +77,24 @@ class Network:
         return ((n, p) for n, p in self.module.named_parameters() if p.requires_grad)
 
     def freeze(self) -> Network:
-        """No gradients and evaluation mode, for good: reference and reward model."""
+        """No gradients and evaluation mode, for good: reference and reward model.
+
+        What its passes only multiply by is kept in the format they multiply in. Autocast would make
+        the same numbers of it in every pass; this takes half the memory and no casts.
+        """
         self.module.requires_grad_(False)
         self.module.eval()
+        if self.compute is not None:
+            _narrow(self.module, self.compute)
         return self
+
+
+def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
+    """Matrices of linear layers in a narrower format, but those that embed tokens as well."""
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    for layer in module.modules():
+        if type(layer) in (nn.Linear, Conv1D) and id(layer.weight) not in embeddings:
+            layer.weight.data = layer.weight.data.to(dtype)
 
 
 @contextmanager
