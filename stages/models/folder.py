@@ -69,7 +69,7 @@ def read_identity(folder: Path) -> Identity | None:
         version = values.get("version", VERSION)
         if version <= VERSION:
             return _identity(values)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"cannot be read as the description of a model ({error})",
             where=str(path),
@@ -113,7 +113,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         reason = "is not a JSON object"
     except FileNotFoundError:
         reason = "is missing: this is not a model folder"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = f"cannot be read ({error})"
     raise CheckpointError(
         reason, where=str(path), do="name the run folder of an earlier stage, or a model folder"

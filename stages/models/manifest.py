@@ -16,6 +16,9 @@ from stages.errors import CheckpointError
 
 NAME = "manifest.json"
 BLOCK = 1 << 22
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 
 
 def write(folder: Path) -> None:
@@ -60,7 +63,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
                 raise ValueError(f"{name!r} is no name of a file")
             int(facts["bytes"]), str(facts["xxh3_128"])
         return values
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _damaged(path, f"cannot be read ({error})") from error
 
 

@@ -81,7 +81,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(index["weight_map"].values()))]
     except FileNotFoundError:
         return sorted(folder.glob("*.safetensors"))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except manifest.UNREADABLE as error:
         raise _unusable(f"{INDEX} cannot be read ({error})", str(folder)) from error
 
 

@@ -149,7 +149,7 @@ def _holds(path: Path, state: Mapping[str, Any]) -> bool:
         found = json.loads((path / STATE).read_text(encoding="utf-8"))
         asked = json.loads(json.dumps(state, allow_nan=False))
         return {**found, "seconds": None} == {**asked, "seconds": None}
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
@@ -192,7 +192,7 @@ def load(path: Path) -> Saved:
     try:
         tensors = {name.removesuffix(".safetensors"): load_file(path / name) for name in names}
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise _damaged(path, f"cannot be read ({error})") from error
     return Saved(tensors, state)
 

@@ -64,5 +64,5 @@ def _until(line: bytes, step: int, iteration: int) -> bool:
         row = json.loads(line)
         known = int(row["step"]) <= step and int(row.get("iteration", 0)) <= iteration
         return line.endswith(b"\n") and known
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return False

@@ -251,7 +251,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
         if not isinstance(values, dict) or "status" not in values:
             raise ValueError("no description of a run")
         return values
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"cannot be read ({error})",
             where=str(path),
