@@ -12,7 +12,7 @@ PLOT := $(VENV)/.bench
 # Waiting threads that spin slow a busy machine down several times.
 RUN := OMP_WAIT_POLICY=passive RLHF="$(CURDIR)/$(BIN)/rlhf" PYTHON="$(CURDIR)/$(BIN)/python" HF_HUB_OFFLINE=1
 
-.PHONY: demo test check format real bench bench-quick bench-growth clean
+.PHONY: demo test check format real bench bench-quick bench-growth torture clean
 
 demo: $(READY)  ## the three stages on the embedded task, in demo/
 	[ -e demo/run.sh ] || "$(BIN)/rlhf" init demo
