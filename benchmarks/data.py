@@ -122,7 +122,8 @@ def _tokenizer(folder: Path) -> None:
 
 
 def _measured(path: Path, kind: str, folder: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--load", str(path), "--kind", kind, "--folder", folder]
+    command = [sys.executable, __file__, "--load", str(path), "--kind", kind]
+    command += ["--folder", str(folder)]
     environment = {**os.environ, "RLHF_CACHE": f"{folder}/cache", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(ended.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -71,7 +72,8 @@ def inspect(
     if as_json:
         print(json.dumps(_as_object(reports, overlap)), flush=True)
     else:
-        print("\n".join(as_lines(_for_people(reports, overlap))), flush=True)
+        blocks = ["\n".join(as_lines(block)) for block in _for_people(reports, overlap)]
+        print("\n\n".join(blocks), flush=True)
 
 
 @app.command()
@@ -150,21 +152,21 @@ def _as_object(reports: list[FileReport], overlap: int) -> dict[str, Any]:
     return {name: value for name, value in asdict(reports[0]).items() if name != "file"}
 
 
-def _for_people(reports: list[FileReport], overlap: int) -> dict[str, Any]:
+def _for_people(reports: list[FileReport], overlap: int) -> Iterator[dict[str, Any]]:
     """A block for each file, without what does not apply to it."""
-    blocks: dict[str, Any] = {}
     for report in reports:
-        facts = {n: v for n, v in asdict(report).items() if v is not None and n != "file"}
-        facts["k"] = {f"K={k}": count for k, count in report.k.items()}
+        facts = {name: value for name, value in asdict(report).items() if value is not None}
         facts["dropped"] = facts["dropped"] or "none"
-        if len(reports) == 1:
-            facts.pop("overlap")
+        facts["k"] = {f"K={k}": count for k, count in report.k.items()}
         if not report.k:
             facts.pop("k")
+        if len(reports) == 1:
+            facts.pop("overlap")
         if report.prompt_tokens is None:
             facts["tokens"] = "not counted (give a tokenizer with --model)"
-        blocks[report.file] = facts
-    return blocks | ({"prompts in several files": overlap} if len(reports) > 1 else {})
+        yield facts
+    if len(reports) > 1:
+        yield {"prompts in several files": overlap}
 
 
 def _summary(done: Converted, output: str) -> str:

@@ -37,6 +37,7 @@ from stages.errors import ConfigError
 
 NOT_IN_TURN = "turns that do not alternate between user and assistant"
 _PROGRESS_EVERY = 1024
+_SEPARATORS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
 
 Lines = list[dict[str, Any]] | str
 
@@ -83,13 +84,19 @@ def convert(
             dropped[found] += 1
             continue
         for line in found:
-            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            out.write(_json(line))
         lines += len(found)
         if reporter is not None and n % _PROGRESS_EVERY == 0:
             reporter.advance(n)
     if reporter is not None:
         reporter.end()
     return Converted(entry.name, n, lines, dict(dropped.most_common()))
+
+
+def _json(line: dict[str, Any]) -> str:
+    """One line for every reader: those that take U+2028 and its like for line ends included."""
+    text = json.dumps(line, ensure_ascii=False)
+    return (text if text.isascii() else text.translate(_SEPARATORS)) + "\n"
 
 
 @contextmanager
@@ -99,7 +106,7 @@ def opened(path: Path, source: str, *, force: bool) -> Iterator[TextIO]:
     Raises:
         ConfigError: it is there already, is the file that is read, or cannot be written.
     """
-    if path.exists() and source != files.STDIN and path.samefile(source):
+    if path.exists() and Path(source).exists() and path.samefile(source):
         do = "give the new file another name"
         raise ConfigError("is the file that is read", where=f"--output {path}", do=do)
     if path.exists() and not force:

@@ -9,7 +9,7 @@ import io
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -84,7 +84,7 @@ def _reader(name: str) -> Any:
     return table.get(suffix, _json)
 
 
-def _open_raw(name: str) -> BinaryIO:
+def _open_raw(name: str) -> io.BufferedReader:
     try:
         return open(name, "rb")
     except OSError as error:
@@ -93,12 +93,12 @@ def _open_raw(name: str) -> BinaryIO:
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
+def _opened(name: str) -> Iterator[io.BufferedReader]:
     """A file or standard input, behind its byte-order mark, decompressed where it is compressed."""
-    with nullcontext(sys.stdin.buffer) if name == STDIN else _open_raw(name) as raw:
-        zipped = name.endswith(".gz") or raw.peek(2)[:2] == _GZIP  # type: ignore[attr-defined]
+    with _standard_input() if name == STDIN else _open_raw(name) as raw:
+        zipped = name.endswith(".gz") or raw.peek(2)[:2] == _GZIP
         try:
-            stream: Any = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if zipped else raw  # type: ignore[arg-type]
+            stream = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if zipped else raw
             if stream.peek(3)[:3] == _BOM:
                 stream.read(3)
             yield stream
@@ -106,6 +106,13 @@ def _opened(name: str) -> Iterator[BinaryIO]:
             raise DataError(
                 f"the compressed file is damaged: {error}", where=name, do="compress it again"
             ) from error
+
+
+@contextmanager
+def _standard_input() -> Iterator[io.BufferedReader]:
+    """Standard input, which stays open."""
+    stream: Any = sys.stdin.buffer
+    yield stream if hasattr(stream, "peek") else io.BufferedReader(stream)
 
 
 def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, str]]:
@@ -140,7 +147,7 @@ def _text(name: str) -> Iterator[Row]:
 def _json(name: str) -> Iterator[Row]:
     """JSON Lines, or the objects of one array."""
     with _opened(name) as stream:
-        head = stream.peek(1).lstrip()[:4]  # type: ignore[attr-defined]
+        head = stream.peek(1).lstrip()[:4]
         if head == _PARQUET:
             what = "this is a Parquet file"
             raise DataError(what, where=name, do="give its name the ending .parquet")
