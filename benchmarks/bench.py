@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place = learning.Place(BUILD / "inputs" / "tiny", BUILD / "runs" / "learning", say)
         results["learning"] = learning.compare(place, () if options.quick else SEEDS)
     results["minutes"] = round((time.perf_counter() - ready) / 60, 1)
+    results["set_up_minutes"] = round((ready - begun) / 60, 1)
     _store(results, options.output)
     if options.output == table.RESULTS:
         table.update_page()

@@ -29,16 +29,18 @@ SETTINGS = {
     "OMP_WAIT_POLICY": "passive",
     "MALLOC_MMAP_THRESHOLD_": RAISED,
     "MALLOC_TRIM_THRESHOLD_": RAISED,
+}
+"""Environment variables of every child, of either side, that its speed may depend on.
+
+With glibc's own thresholds each large tensor is mapped anew and its pages are faulted in, which
+slows the peers, whose tensors are large, more than this project.
+"""
+QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "PYTHONWARNINGS": "ignore",
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
-"""Environment variables of every child, of either side.
-
-With glibc's own thresholds each large tensor is mapped anew and its pages are faulted in, which
-slows the peers, whose tensors are large, more than this project.
-"""
 TAIL = 3000  # characters of a failed child's messages
 
 
@@ -48,7 +50,7 @@ class ChildFailed(RuntimeError):
 
 def surroundings() -> dict[str, str]:
     """The variables of a child process."""
-    return {**os.environ, **SETTINGS, "RLHF_CACHE": str(BUILD / "cache")}
+    return {**os.environ, **SETTINGS, **QUIET, "RLHF_CACHE": str(BUILD / "cache")}
 
 
 def python_of(name: str) -> str:

@@ -4,7 +4,7 @@
     python -m benchmarks.judge reward_model MODEL HELD_OUT
     python -m benchmarks.judge ppo          MODEL PROMPTS REWARD REFERENCE
 
-Prints one JSON line. Sequences are read one by one, so that nothing depends on padding.
+Prints one JSON line. Answers are read one by one, so that nothing depends on padding.
 """
 
 from __future__ import annotations
@@ -59,6 +59,31 @@ class Judge:
         """An answer with its end token."""
         return [*self.ids(text), self.tokenizer.eos_token_id]
 
+    def answers(self, policy: Any, prompts: list[str]) -> list[list[int]]:
+        """A sampled answer to each prompt, its end token included where it has one."""
+        end, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
+        batch = self.tokenizer(
+            prompts,
+            add_special_tokens=False,
+            padding=True,
+            padding_side="left",
+            return_tensors="pt",
+        )
+        torch.manual_seed(0)
+        out = policy.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=NEW_TOKENS,
+            eos_token_id=end,
+            pad_token_id=pad,
+        )
+        rows = out[:, batch["input_ids"].shape[1] :].tolist()
+        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
 
 def sft(model: str, held_out: str) -> dict[str, float]:
     """Loss per answer token in nats."""
@@ -93,22 +118,10 @@ def ppo(model: str, prompts: str, reward: str, reference: str) -> dict[str, floa
     policy: Any = AutoModelForCausalLM.from_pretrained(model).eval()
     frozen = AutoModelForCausalLM.from_pretrained(reference).eval()
     judges = AutoModelForSequenceClassification.from_pretrained(reward).eval()
-    torch.manual_seed(0)
     rows = []
-    for record in lines(prompts):
-        prompt = judge.ids(record["prompt"])
-        out = policy.generate(
-            input_ids=torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=NEW_TOKENS,
-            eos_token_id=judge.tokenizer.eos_token_id,
-            pad_token_id=judge.tokenizer.pad_token_id,
-        )
-        answer = out[0, len(prompt) :].tolist()
+    texts = [record["prompt"] for record in lines(prompts)]
+    for text, answer in zip(texts, judge.answers(policy, texts), strict=True):
+        prompt = judge.ids(text)
         moved = answer_logps(policy, prompt, answer) - answer_logps(frozen, prompt, answer)
         rows.append([score(judges, prompt, answer), float(moved.sum()), float(len(answer))])
     means = torch.tensor(rows).mean(dim=0).tolist()

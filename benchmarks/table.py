@@ -94,6 +94,9 @@ def _about(results: Mapping[str, Any]) -> Iterator[str]:
         yield f"{side}: " + ", ".join(f"{name} {v}" for name, v in packages.items()) + "."
     settings = ", ".join(f"`{name}={value}`" for name, value in results["settings"].items())
     yield f"Both sides: {settings}."
+    if "minutes" in results:
+        took, before = results["minutes"], results["set_up_minutes"]
+        yield f"The run took {took} minutes, and {before} minutes before it to set up."
     if not machine["fast_bf16"]:
         yield "This machine has no fast bf16, so all rows are fp32."
 
