@@ -22,8 +22,8 @@ KEYS = ("prompt", "response", "responses", "text", "rank", "score", "chosen", "r
 BYTES = (
     b"\x00", b"\xff", b"\xc3", b"\xef\xbb\xbf", b"\r\n", b"\n", b"\n\n", b'"', b"{", b"}", b"[",
     b"]", b",", b":", b"\\", b"\xe2\x80\xa8", b"\x1b[31m", b"NaN", b"1e999", b"- ", b"#", b"&a ",
-    b"*a", b"!!python/object:x ", b"\t", b"'", b"|", b"%", b"\xed\xa0\x80", b"9" * 5000, b"[" * 2000,
-    b'{"a":' * 2000,
+    b"*a", b"!!python/object:x ", b"\t", b"'", b"|", b"%", b"\xed\xa0\x80", b"9" * 5000,
+    b"[" * 2000, b'{"a":' * 2000,
 )  # fmt: skip
 
 

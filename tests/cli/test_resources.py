@@ -1,0 +1,224 @@
+"""Want of memory and disk through the command line: exit 6, what was being done, what to lower."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from rlhf_cli.app import main
+from stages.config import resolve
+from stages.errors import CheckpointError, DataError
+from stages.runtime import checkpoint, memory
+from tests.cli.bad_input import make_project
+from tests.stages.project import Project
+
+MEBIBYTE = 1 << 20
+NEWUSER, NEWNS = 0x10000000, 0x00020000  # of <sched.h>
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux keeps them")
+
+
+class Ended(NamedTuple):
+    """A finished command in a forked process: exit code, its JSON object, its stderr."""
+
+    code: int
+    told: dict[str, Any]
+    text: str
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    make_project(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copy = tmp_path / "project"
+    shutil.copytree(template, copy)
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    return copy
+
+
+def limited(limit: Callable[[], None], *argv: str, out: Path) -> Ended:
+    """Run a command line in a forked process under a limit."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            for number, name in ((1, "out"), (2, "err")):
+                file = os.open(out / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(file, number)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            limit()
+            code = main([*argv, "--json"])
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    text = (out / "err").read_text()
+    printed = (out / "out").read_text()
+    return Ended(code, json.loads(printed or "{}"), text)
+
+
+def of_files(size: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def of_memory(more: int) -> Callable[[], None]:
+    """As much address space as the process has, and so many bytes more."""
+
+    def limit() -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        size = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+    return limit
+
+
+def of_a_small_disk(place: Path, size: int) -> Callable[[], None]:
+    """A file system of its own that this process alone sees; exit 98 where that is forbidden."""
+
+    def limit() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(NEWNS) and libc.unshare(NEWUSER | NEWNS):
+            os._exit(98)
+        libc.mount(b"none", b"/", None, 0x44000, None)  # private: nothing is seen outside
+        options = f"size={size}".encode()
+        if libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, options):
+            os._exit(98)
+
+    return limit
+
+
+def resources(ended: Ended) -> dict[str, str]:
+    """The error of a command that ran out of something."""
+    assert ended.code == 6, ended.text
+    assert "Traceback" not in ended.text
+    assert ended.told["error"]["kind"] == "resource"
+    assert "--resume" in ended.told["error"]["do"]
+    return ended.told["error"]
+
+
+def test_a_limit_on_the_size_of_files_ends_with_6_and_the_run_goes_on_without_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    size = (folder / "base" / "model.safetensors").stat().st_size
+    ended = limited(of_files(size // 2), "sft", "sft.yaml", out=tmp_path)
+    error = resources(ended)
+    assert "step-000003" in error["where"]
+    assert "size of a file" in error["what"]
+    run = json.loads((folder / "runs/sft/run.json").read_text())
+    assert (run["status"], run["error"]["kind"]) == ("failed", "resource")
+    assert not list((folder / "runs/sft/checkpoints").glob("*")), "the space is freed"
+    assert main(["sft", "sft.yaml", "--resume"]) == 0
+
+
+def test_a_full_disk_ends_with_6_and_the_checkpoint_before_loads(
+    folder: Path, tmp_path: Path
+) -> None:
+    place, kept = folder / "runs", tmp_path / "kept"
+    place.mkdir()
+    size = (folder / "base" / "model.safetensors").stat().st_size
+
+    def limit() -> None:
+        of_a_small_disk(place, 14 * size)()
+        # What is on this disk goes with its last process.
+        real = os._exit
+        os._exit = lambda code: (shutil.copytree(place, kept), real(code))  # type: ignore
+
+    settings = ["train.max_steps=40", "checkpoint.every=2", "checkpoint.keep=40"]
+    ended = limited(limit, "sft", "sft.yaml", *settings, out=tmp_path)
+    if ended.code == 98:
+        pytest.skip("this process may not mount a file system")
+    error = resources(ended)
+    assert "the disk is full" in error["what"]
+    assert "free some space" in error["do"]
+    found = checkpoint.newest(kept / "sft" / "checkpoints", print)
+    assert found is not None
+    assert checkpoint.load(found).state["step"] >= 2
+    assert f"step-{checkpoint.load(found).state['step'] + 2:06d}" in error["where"]
+
+
+@pytest.fixture
+def large(folder: Path) -> str:
+    """A policy of 77 MB, most of it rows of the embedding that no token has."""
+    return Project(folder).model("large", spare_rows=600_000)
+
+
+@pytest.mark.parametrize(
+    ("stage", "more", "doing"),
+    [
+        ("sft sft.yaml", 24, ("loading a model",)),
+        ("train-rm rm.yaml", 24, ("loading a model",)),
+        ("ppo ppo.yaml", 24, ("loading a model",)),
+        ("sft sft.yaml", 320, ("a forward or backward pass", "an optimiser step")),
+    ],
+)
+def test_a_limit_on_memory_ends_with_6_and_names_budget_and_key(
+    stage: str, more: int, doing: tuple[str, ...], large: str, folder: Path, tmp_path: Path
+) -> None:
+    settings = ["train.tokens_per_micro_batch=4096", f"model={large}"]
+    ended = limited(of_memory(more * MEBIBYTE), *stage.split(), *settings, out=tmp_path)
+    error = resources(ended)
+    assert any(f"out of memory in {words}" in error["what"] for words in doing), error
+    assert "micro-batches of 4096 tokens" in error["what"]
+    assert "lower train.tokens_per_micro_batch (now 4096" in error["do"]
+    assert ("rollout.batch_size (now 4)" in error["do"]) is stage.startswith("ppo")
+
+
+def ppo_config() -> Any:
+    values = {"model": "base", "data": {"train": "x"}, "output": "runs/ppo"}
+    return resolve({"stage": "ppo", "reward": {"path": "reward"}, **values})
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (MemoryError(), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("shapes do not match"), False),
+        (OSError(28, "No space left on device"), False),
+        (DataError("line 3 says out of memory", do="mend it"), False),
+    ],
+)
+def test_a_failed_allocation_is_known_by_its_many_names(error: Exception, short: bool) -> None:
+    assert memory.is_short(error) is short
+    wrapped = CheckpointError("cannot be loaded", do="copy it")
+    wrapped.__cause__ = error
+    assert memory.is_short(wrapped) is short
+
+
+def test_what_was_being_done_is_told_from_the_part_at_work() -> None:
+    def fail(where: dict[str, Any]) -> Exception:
+        exec("def work():\n    raise MemoryError('9 bytes')", where)
+        try:
+            where["work"]()
+        except MemoryError as error:
+            return error
+        raise AssertionError
+
+    told = memory.explain(fail({"__name__": "stages.rollout"}), ppo_config(), 7)
+    assert told.exit_code == 6
+    assert "sampling and scoring answers" in told.what
+    assert told.where == "ppo, after step 7"
+    assert "9 bytes" in told.what
+    told = memory.explain(fail({"__name__": "stages.models.load"}), ppo_config(), 0)
+    assert "loading a model" in told.what
