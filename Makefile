@@ -12,7 +12,7 @@ PLOT := $(VENV)/.bench
 # Waiting threads that spin slow a busy machine down several times.
 RUN := OMP_WAIT_POLICY=passive RLHF="$(CURDIR)/$(BIN)/rlhf" PYTHON="$(CURDIR)/$(BIN)/python" HF_HUB_OFFLINE=1
 
-.PHONY: demo test check format real bench bench-quick bench-growth torture clean
+.PHONY: demo test check format real bench bench-quick bench-data bench-growth torture clean
 
 demo: $(READY)  ## the three stages on the embedded task, in demo/
 	[ -e demo/run.sh ] || "$(BIN)/rlhf" init demo
@@ -38,6 +38,9 @@ bench: $(READY)  ## speed, memory and what is learned beside the peers; about ha
 
 bench-quick: $(READY)  ## the same on tiny models, one round
 	"$(BIN)/python" -m benchmarks.bench --quick
+
+bench-data: $(READY)  ## a million demonstrations and 300,000 rankings: seconds, records/s, memory
+	"$(BIN)/python" -m benchmarks.data
 
 bench-growth: $(PLOT)  ## how time and memory grow
 	"$(BIN)/python" -m benchmarks.growth

@@ -24,6 +24,8 @@ COMMANDS = {
     "check": "check",
     "sample": "sample",
     "init": "init",
+    "data inspect": "data",
+    "data convert": "data",
     "config show": "config",
     "config schema": "config",
 }
