@@ -11,13 +11,23 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import inputs, learning, start, table, works
-from benchmarks.environments import BUILD, PEERS, SETTINGS, ask, do, python_of, versions
+from benchmarks.environments import (
+    BUILD,
+    PEERS,
+    SETTINGS,
+    ChildFailed,
+    ask,
+    do,
+    python_of,
+    versions,
+)
 from benchmarks.rounds import Reading, alternate, spread
 from benchmarks.works import Job, Work
 
@@ -25,40 +35,69 @@ TRACKED = ("torch", "transformers")
 START = "start to first step, tiny model"
 ONE_STEP = replace(works.sft(64), name="start", size="tiny", records=32)
 SEEDS = (0, 1, 2)
+Part = tuple[str, Callable[[], None]]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 1 where a part of it failed, which is said, and the rest is shown."""
     options = _options(arguments)
     begun = time.perf_counter()
-    for name in PEERS:
-        say(f"environment of {name}")
-        python_of(name)
-    machine = ask(sys.executable, "surroundings")
-    chosen = _chosen(options, fast_bf16=machine["fast_bf16"])
-    _models({*(work.size for work, _ in chosen), "tiny"})
+    machine = _set_up(options)
     ready = time.perf_counter()
     say(f"set up in {ready - begun:.0f} s")
-    results = _head(machine) | {"rows": []}
+    results = _head(machine) | {"rows": [], "failed": []}
     shutil.rmtree(BUILD / "runs", ignore_errors=True)
-    if not options.quick:
-        _warm_up()
-    for work, precision in chosen:
+    for name, part in _parts(results, options, machine["fast_bf16"]):
+        try:
+            part()
+        except (ChildFailed, OSError) as error:
+            say(f"{name} failed: {error}")
+            results["failed"].append(name)
+        _store(results, BUILD / "partial.json")
         options.spare *= time.perf_counter() - ready < 60 * options.minutes
-        results["rows"].append(_measure(work, precision, options))
-        _store(results, options.output)
-    if not options.works:
-        results["start"], row = _start(options)
-        results["rows"].append(row)
-    if options.learning:
-        place = learning.Place(BUILD / "inputs" / "tiny", BUILD / "runs" / "learning", say)
-        results["learning"] = learning.compare(place, () if options.quick else SEEDS)
     results["minutes"] = round((time.perf_counter() - ready) / 60, 1)
     results["set_up_minutes"] = round((ready - begun) / 60, 1)
     _store(results, options.output)
     if options.output == table.RESULTS:
         table.update_page()
     print(table.render(results))
+    return 1 if results["failed"] else 0
+
+
+def _set_up(options: argparse.Namespace) -> dict[str, Any]:
+    """Environments and models; what the machine is."""
+    for name in PEERS:
+        say(f"environment of {name}")
+        python_of(name)
+    machine = ask(sys.executable, "surroundings")
+    chosen = _chosen(options, fast_bf16=machine["fast_bf16"])
+    _models({*(work.size for work, _ in chosen), "tiny"})
+    return machine
+
+
+def _parts(results: dict[str, Any], options: argparse.Namespace, fast_bf16: bool) -> list[Part]:
+    """What is run, in this order; each part puts its figures into the results."""
+
+    def measure(work: Work, precision: str) -> None:
+        results["rows"].append(_measure(work, precision, options))
+
+    def first_step() -> None:
+        results["start"], row = _start(options)
+        results["rows"].append(row)
+
+    def learn() -> None:
+        place = learning.Place(BUILD / "inputs" / "tiny", BUILD / "runs" / "learning", say)
+        results["learning"] = []
+        learning.compare(place, () if options.quick else SEEDS, results["learning"])
+
+    chosen = _chosen(options, fast_bf16=fast_bf16)
+    parts: list[Part] = [] if options.quick else [("warm-up", _warm_up)]
+    parts += [(work.name, partial(measure, work, precision)) for work, precision in chosen]
+    if not options.works:
+        parts.append((START, first_step))
+        if options.learning:
+            parts.append(("learning", learn))
+    return parts
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -185,4 +224,4 @@ def _start(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

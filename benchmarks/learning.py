@@ -76,7 +76,7 @@ class Place:
     say: Callable[[str], None]
 
 
-def compare(place: Place, seeds: Sequence[int]) -> list[Row]:
+def compare(place: Place, seeds: Sequence[int], rows: list[Row]) -> None:
     """Train on both sides and judge on held-out records.
 
     The policy and the reward model of PPO are those that this project trained here.
@@ -84,14 +84,15 @@ def compare(place: Place, seeds: Sequence[int]) -> list[Row]:
     Args:
         place: folders.
         seeds: of the PPO runs; none leaves PPO out.
+        rows: the figures are added to it as soon as they are known.
     """
     start, reward = str(place.models / "model"), str(place.models / "reward")
-    rows, policies = _stage(place, SFT, start, reward)
+    more, policies = _stage(place, SFT, start, reward)
+    rows += more
     more, rewards = _stage(place, REWARD, reward, reward)
     rows += more
     if seeds:
         rows += _ppo(place, policies["rlhf"], rewards["rlhf"], seeds)
-    return rows
 
 
 def _stage(place: Place, work: Work, model: str, reward: str) -> tuple[list[Row], dict[str, str]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.configs import values_of
-from benchmarks.environments import PEER_OF, ROOT, python_of, surroundings
+from benchmarks.environments import PEER_OF, ROOT, ChildFailed, python_of, surroundings
 from benchmarks.rounds import Reading
 from benchmarks.watch import Watch
 from benchmarks.works import Job
@@ -24,7 +24,7 @@ def seconds_until(command: list[str], mark: str) -> Reading:
     """Run a command to its end, and time it up to the first line of stderr that holds a mark.
 
     Raises:
-        RuntimeError: no such line came.
+        ChildFailed: no such line came.
     """
     watch, said = Watch(), []
     watch.start()
@@ -44,7 +44,7 @@ def seconds_until(command: list[str], mark: str) -> Reading:
                 seconds = watch.so_far()
     watch.stop()
     if seconds is None:
-        raise RuntimeError(f"{command} never said {mark!r}:\n{''.join(said[-20:])}")
+        raise ChildFailed(f"{command} never said {mark!r}:\n{''.join(said[-20:])}")
     return Reading(seconds=seconds, disturbed=watch.disturbed)
 
 

@@ -80,6 +80,8 @@ def render(results: Mapping[str, Any]) -> str:
         parts.append("What both sides learned from the same records, judged by the same code:")
         rows = [_learning_cells(row) for row in learning]
         parts.append(_table(("", "before", "peer", "rlhf"), rows))
+    if failed := results.get("failed"):
+        parts.append(f"Failed, and therefore not shown: {', '.join(failed)}.")
     return "\n\n".join(parts)
 
 
