@@ -181,10 +181,11 @@ class PlainReporter(QuietReporter):
 
     def begin(self, what: str, *, total: int | None, unit: str, done: int = 0) -> None:
         """A line that names the phase and its extent."""
-        self.phases.append(_Phase(clean(what), total, clean(unit), done))
-        extent = "" if total is None else f": {total} {unit}"
+        phase = _Phase(clean(what), total, clean(unit), done)
+        self.phases.append(phase)
+        extent = "" if total is None else f": {total} {phase.unit}"
         resumed = f", {done} done before" if done else ""
-        self._line(f"{what}{extent}{resumed}")
+        self._line(f"{phase.what}{extent}{resumed}")
 
     def advance(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
         """A line for each logged row; nothing in between."""

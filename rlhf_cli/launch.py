@@ -74,6 +74,7 @@ class _World:
     signals: list[signal.Signals] = field(default_factory=list)
     terminate_at: float = float("inf")
     kill_at: float = float("inf")
+    killed: bool = False
 
 
 def launch(
@@ -263,6 +264,8 @@ def _end_the_others(world: _World) -> None:
         world.terminate_at = float("inf")
         _send(world, signal.SIGTERM)
     if now >= world.kill_at:
+        # One that ended before has ended for another reason.
+        world.killed = world.killed or world.first_failed is None
         _send(world, signal.SIGKILL)
 
 
@@ -301,9 +304,12 @@ def _death(world: _World, member: _Member, signum: signal.Signals) -> RlhfError:
     name = f"process {member.rank} of {len(world.members)}"
     if signum in map(FORWARDED.get, world.signals):
         return ProcessDied(signum, what=f"{signum.name} ended {name} before it could save")
+    if signum == signal.SIGKILL and world.killed:
+        return ProcessDied(signum, what=f"{name} did not end in time after a signal and was killed")
     if signum == signal.SIGKILL:
         return ResourceError(
             f"{name} was killed (SIGKILL), most likely by the kernel for want of memory",
-            do="Lower train.tokens_per_micro_batch or the number of processes and use --resume.",
+            do="Lower train.tokens_per_micro_batch or the number of processes and use --resume: "
+            "the last checkpoint is whole.",
         )
     return ProcessDied(signum, what=f"{name} was ended by {signum.name}")

@@ -140,6 +140,29 @@ def test_a_process_killed_by_the_kernel_is_out_of_memory(program: Any) -> None:
     assert "process 1 of 2 was killed (SIGKILL)" in caught.value.what
 
 
+def test_a_process_that_this_launcher_killed_is_not_called_out_of_memory(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_module, "GRACE", 0.2)
+    command = program(
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (folder / f"deaf{rank}").touch()
+        if rank == 0:
+            while not (folder / "deaf1").exists():
+                time.sleep(0.01)
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(0.1)
+            os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+        """
+    )
+    with pytest.raises(launch_module.ProcessDied) as caught:
+        launch([], 2, command=command)
+    assert "did not end in time" in caught.value.what
+    assert caught.value.exit_code == 128 + signal.SIGKILL
+
+
 def test_a_crash_keeps_the_code_of_its_signal(program: Any) -> None:
     command = program("os.kill(os.getpid(), signal.SIGSEGV) if rank == 0 else time.sleep(0.5)")
     with pytest.raises(launch_module.ProcessDied) as caught:
