@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from stages.data.templates import Codec
 
 STDIO = "-"
+Columns = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--column",
+        metavar="THEIRS=OURS",
+        help="Read a column under another name, as data.columns does; repeatable.",
+        show_default=False,
+    ),
+]
 app = typer.Typer(
     name="data", help="Look at a data file, or write it in another form.", no_args_is_help=True
 )
@@ -51,6 +60,7 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    column: Columns = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -62,13 +72,14 @@ def inspect(
             do="add --model",
             where="command line: --chat-template",
         )
+    columns = _columns(column)
     silence_libraries(debug=debug)
     from stages.data.inspect import find
     from stages.data.inspect import inspect as look
 
     codec = None if model is None else _codec(model, chat_template)
     with make_reporter(as_json=as_json, quiet=quiet) as reporter:
-        reports, overlap = look(list(dict.fromkeys(find(files))), codec, reporter)
+        reports, overlap = look(list(dict.fromkeys(find(files))), codec, reporter, columns)
     if as_json:
         print(json.dumps(_as_object(reports, overlap)), flush=True)
     else:
@@ -88,6 +99,7 @@ def convert(
     as_messages: Annotated[
         bool, typer.Option("--as-messages", help="Write every prompt as turns of a conversation.")
     ] = False,
+    column: Columns = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -109,18 +121,30 @@ def convert(
             do=f"name one of {', '.join(conversion.TARGETS)}",
             where="command line: --to",
         )
+    settings: dict[str, Any] = {"as_messages": as_messages, "columns": _columns(column)}
     with make_reporter(as_json=as_json, quiet=quiet) as reporter:
         name = _one(file)
         if output == STDIO:
-            done = conversion.convert(
-                name, to, sys.stdout, as_messages=as_messages, reporter=reporter
-            )
+            done = conversion.convert(name, to, sys.stdout, reporter=reporter, **settings)
             reporter.note(_summary(done, output))
             return
         with conversion.opened(Path(output).expanduser(), name, force=force) as out:
-            done = conversion.convert(name, to, out, as_messages=as_messages, reporter=reporter)
+            done = conversion.convert(name, to, out, reporter=reporter, **settings)
     told = {"file": file, "to": to, "output": output, **asdict(done)}
     print(json.dumps(told) if as_json else _summary(done, output), flush=True)
+
+
+def _columns(given: list[str] | None) -> dict[str, str]:
+    """The renamings of ``--column``."""
+    pairs = [entry.partition("=") for entry in given or []]
+    for theirs, equals, ours in pairs:
+        if not (theirs and equals and ours):
+            raise ConfigError(
+                f"{theirs + equals + ours!r} renames nothing",
+                do="write the file's name first: question=prompt",
+                where="command line: --column",
+            )
+    return {theirs: ours for theirs, _, ours in pairs}
 
 
 def _one(file: str) -> str:

@@ -17,10 +17,10 @@ from stages.data import files, formats, workers
 from stages.data.chunks import Chunk, Recipe, encode_chunk, prompt_number
 from stages.data.encode import Limits
 from stages.data.kinds import as_kind
-from stages.data.records import Document, Record, Row, Useless
+from stages.data.records import Document, Record, Useless
 from stages.data.report import DUPLICATE, Tally
 from stages.data.templates import Codec
-from stages.errors import DataError, RlhfError
+from stages.errors import RlhfError
 
 _VERSION = 2  # of what is stored; a change makes older caches unfindable
 _CHUNK = 512  # records that are encoded and stored together
@@ -128,21 +128,11 @@ def _records(names: Sequence[str], spec: LoadSpec, codec: Codec, tally: Tally) -
     columns = (spec.data.columns if own else None) or {}
     given = spec.data.format if own else "auto"
     for name in names:
-        rows = _renamed(files.rows(name), columns, name)
+        rows = files.rows(name, columns)
         entry, records = formats.convert(rows, given, codec.as_messages)
         tally.formats[entry.name] += 1
         for record in records:
             yield as_kind(record, spec.kind, entry.name)
-
-
-def _renamed(rows: Iterator[Row], columns: dict[str, str], name: str) -> Iterator[Row]:
-    """Rows under our column names; a foreign name that the first row lacks is a mistake."""
-    for n, row in enumerate(rows):
-        missing = [column for column in columns if column not in row.fields]
-        if n == 0 and missing:
-            what = f"data.columns names {missing[0]!r}, but the columns are {', '.join(row.fields)}"
-            raise DataError(what, where=row.origin, do="write foreign names on the left")
-        yield Row({columns.get(key, key): v for key, v in row.fields.items()}, row.origin)
 
 
 def _once(records: Iterable[Record]) -> Iterator[Record]:

@@ -13,11 +13,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
 from stages.errors import ResourceError
 
@@ -113,7 +113,7 @@ def _read(folder: Path) -> tuple[list[pa.RecordBatch], dict] | None:
 
 
 def _hash(path: Path) -> str:
-    state = blake2b(digest_size=16)
+    state = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             state.update(block)

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -60,7 +60,13 @@ class Converted:
 
 
 def convert(
-    name: str, to: str, out: TextIO, *, as_messages: bool = False, reporter: Any = None
+    name: str,
+    to: str,
+    out: TextIO,
+    *,
+    as_messages: bool = False,
+    columns: Mapping[str, str] | None = None,
+    reporter: Any = None,
 ) -> Converted:
     """Write the records of a file in another form, one record in memory at a time.
 
@@ -69,6 +75,7 @@ def convert(
         to: one of ``TARGETS``.
         out: where the lines go.
         as_messages: whether dialogues in one string become turns, and other prompts a user turn.
+        columns: foreign names → ours.
         reporter: hears how far it is.
 
     Raises:
@@ -77,7 +84,7 @@ def convert(
     lines, dropped, n = 0, Counter[str](), 0
     if reporter is not None:
         reporter.begin(f"converting {name}", total=None, unit="records")
-    entry, records = formats.convert(files.rows(name), "auto", as_messages)
+    entry, records = formats.convert(files.rows(name, columns), "auto", as_messages)
     for n, record in enumerate(records, start=1):
         found = _lines(_in_turns(record) if as_messages else record, to)
         if isinstance(found, str):

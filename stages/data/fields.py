@@ -43,7 +43,7 @@ def get(row: Row, field: str) -> Any:
 def text(value: object, where: str) -> str:
     """A string that can be written as UTF-8."""
     if not isinstance(value, str):
-        do = "write the text in quotes, or delete this record"
+        do = "correct this field (a text stands in quotes), or delete this record"
         wrong(f"must be a string, not {_kind(value)}", where, do)
     if not value.isascii():
         try:

@@ -8,7 +8,7 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import count
@@ -61,8 +61,12 @@ def digest(name: str) -> str:
     return state.hexdigest()
 
 
-def rows(name: str) -> Iterator[Row]:
+def rows(name: str, columns: Mapping[str, str] | None = None) -> Iterator[Row]:
     """The rows of one file, in order. Text lines become ``{"text": line}``.
+
+    Args:
+        name: a file, a hub data set, or ``-`` for standard input.
+        columns: foreign names → ours.
 
     Raises:
         DataError: the file is missing, unreadable, empty or broken; names file, line and column.
@@ -70,10 +74,26 @@ def rows(name: str) -> Iterator[Row]:
     reader = _reader(name)
     empty = True
     for row in reader(name):
+        if empty and columns:
+            _require(columns, row)
         empty = False
-        yield row
+        yield _renamed(row, columns) if columns else row
     if empty:
         raise DataError("the file holds no record", where=name, do="put at least one record in it")
+
+
+def _require(columns: Mapping[str, str], row: Row) -> None:
+    """A foreign name that the first row lacks is a mistake."""
+    missing = [column for column in columns if column not in row.fields]
+    if missing:
+        found = ", ".join(map(str, row.fields))
+        what = f"there is no column {missing[0]!r} to be renamed: the columns are {found}"
+        do = "write the file's own names on the left: {theirs: ours}"
+        raise DataError(what, where=row.origin, do=do)
+
+
+def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
+    return Row({columns.get(key, key): v for key, v in row.fields.items()}, row.origin)
 
 
 def _reader(name: str) -> Any:

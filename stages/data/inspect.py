@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -78,7 +78,10 @@ class _Counts:
 
 
 def inspect(
-    names: Sequence[str], codec: Codec | None = None, reporter: Any = None
+    names: Sequence[str],
+    codec: Codec | None = None,
+    reporter: Any = None,
+    columns: Mapping[str, str] | None = None,
 ) -> tuple[list[FileReport], int]:
     """Look at files, each once, in bounded memory.
 
@@ -86,6 +89,7 @@ def inspect(
         names: files as :func:`stages.data.files.find` gives them, or ``-`` for standard input.
         codec: counts tokens, where given.
         reporter: hears how far the reading is.
+        columns: foreign names → ours, in every file.
 
     Returns:
         A report for each file, and how many prompts stand in more than one of them.
@@ -94,18 +98,21 @@ def inspect(
         DataError: a file is missing, empty, broken or of no known format.
         ConfigError: messages that a codec without a template cannot read.
     """
-    found = [_look(name, codec, reporter) for name in names]
+    found = [_look(name, codec, reporter, columns) for name in names]
     everywhere = Counter(number for _, prompts in found for number in prompts)
     shared = {number for number, count in everywhere.items() if count > 1}
     reports = [replace(report, overlap=len(prompts & shared)) for report, prompts in found]
     return reports, len(shared)
 
 
-def _look(name: str, codec: Codec | None, reporter: Any) -> tuple[FileReport, set[int]]:
+def _look(
+    name: str, codec: Codec | None, reporter: Any, columns: Mapping[str, str] | None
+) -> tuple[FileReport, set[int]]:
     counts = _Counts()
     if reporter is not None:
         reporter.begin(f"reading {name}", total=None, unit="records")
-    entry, records = formats.convert(files.rows(name), "auto", bool(codec and codec.as_messages))
+    as_messages = codec is not None and codec.as_messages
+    entry, records = formats.convert(files.rows(name, columns), "auto", as_messages)
     for record in records:
         counts.records += 1
         _count(record, entry.name, counts, codec)

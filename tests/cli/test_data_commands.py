@@ -128,9 +128,21 @@ def test_convert_is_a_filter(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     assert "1 lines of 1 canonical records" in err
 
 
+def test_foreign_columns_are_renamed(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "f.jsonl"
+    file.write_text('{"question": "hi", "answer": "a"}\n', encoding="utf-8")
+    names = ["--column", "question=prompt", "--column", "answer=response"]
+    assert main(["data", "inspect", str(file), "--json", *names]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "canonical"
+    assert main(["data", "convert", str(file), "--to", "trl", "--output", "-", *names]) == 0
+    assert capsys.readouterr().out == '{"prompt": "hi", "completion": "a"}\n'
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "what"),
     [
+        (["inspect", "FILE", "--column", "prompt"], 2, "renames nothing"),
+        (["inspect", "FILE", "--column", "question=prompt"], 3, "no column 'question'"),
         (["inspect"], 2, "missing argument"),
         (["inspect", "no.jsonl"], 3, "does not exist"),
         (["inspect", "FILE", "--chat-template", "chatml"], 2, "needs a tokenizer"),

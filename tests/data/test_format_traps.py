@@ -560,7 +560,7 @@ def test_an_answer_that_is_no_text_is_an_error_that_says_what_to_write():
     with pytest.raises(DataError, match="must be a string, not true") as caught:
         read({"prompt": "hi", "responses": [{"text": True, "rank": 1}]})
     assert caught.value.where == "f:1:responses[0].text"
-    assert caught.value.do == "write the text in quotes, or delete this record"
+    assert "(a text stands in quotes), or delete this record" in caught.value.do
 
 
 def test_unknown_columns_come_with_a_suggestion():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.data.convert import TARGETS, convert
+from stages.data.inspect import inspect
 from stages.data.records import Message
 from stages.data.store import LoadSpec, load
 from stages.data.templates import make_codec
@@ -57,6 +59,54 @@ def test_hh_dialogues_become_turns_with_as_messages(tokenizer):
     item = real("hh-harmless-test/pairs.jsonl", "prompts", codec).train[0]
     assert item.prompt[0] == Message("user", "How much alcohol can I drink per day?")
     assert [turn.role for turn in item.prompt[:2]] == ["user", "assistant"]
+
+
+def found(name):
+    path = Path(FOLDER or "") / name
+    if not path.exists():
+        pytest.skip(f"{path} does not exist")
+    (report,), _ = inspect([str(path)])
+    return report
+
+
+def test_inspect_counts_the_ranked_groups_of_openassistant():
+    report = found("oasst-en-100/trees.jsonl")
+    assert (report.format, report.records, report.dropped) == ("oasst", 144, {})
+    assert report.k == {2: 37, 3: 84, 4: 17, 5: 2, 6: 3, 9: 1}
+
+
+def test_inspect_counts_hh_pairs_whose_prompts_differ():
+    report = found("hh-harmless-test/pairs.jsonl")
+    assert (report.format, report.records, report.tie_rate) == ("hh", 976, 0.0)
+    assert report.dropped.keys() <= {"the prompts of the two answers differ"}
+    assert report.k == {2: 976 - sum(report.dropped.values())}
+
+
+def test_word_problems_are_read_under_our_column_names(chat):
+    columns = {"question": "prompt", "answer": "response"}
+    path = Path(FOLDER or "") / "gsm8k-test/test.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} does not exist")
+    data = section(path, columns=columns, **WIDE)
+    assert len(load(LoadSpec("demonstrations", data), chat).train) == 1319
+    with pytest.raises(DataError, match="question, answer") as caught:
+        found("gsm8k-test/test.jsonl")
+    assert "{question: prompt, answer: response}" in caught.value.do
+
+
+@pytest.mark.parametrize("name", ["oasst-en-100/trees.jsonl", "hh-harmless-test/pairs.jsonl"])
+@pytest.mark.parametrize("to", TARGETS)
+def test_real_rankings_come_back_from_every_form(name, to, tmp_path):
+    before = found(name)
+    with open(tmp_path / "out.jsonl", "w", encoding="utf-8") as out:
+        done = convert(str(Path(FOLDER or "") / name), to, out)
+    (after,), _ = inspect([str(tmp_path / "out.jsonl")])
+    assert after.records == done.lines
+    if to == "canonical":
+        assert after.k == before.k
+    else:
+        pairs = sum(n * k * (k - 1) // 2 for k, n in before.k.items())
+        assert after.k == {2: pairs - round(before.tie_rate * pairs)}
 
 
 def test_a_canonical_file_names_the_answer_that_is_no_text(chat):
