@@ -115,7 +115,7 @@ def test_invariant_12_a_stop_after_any_step_leaves_no_trace(
 
 @pytest.mark.parametrize(
     ("stop", "position"),
-    [(1, "last"), (2, "after_last"), (4, "last"), (7, "after_last"), (11, "last")],
+    [(1, "last"), (2, "after_last"), (4, "last"), (7, "after_last"), (11, "last"), (12, "last")],
 )
 def test_invariant_12_a_stop_inside_an_iteration_leaves_no_trace(
     project: Project, stop: int, position: str, monkeypatch: pytest.MonkeyPatch
