@@ -57,7 +57,10 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
         print(clean(trace, keep="\n\t"), end="", file=sys.stderr)
     print(as_text(failure), file=sys.stderr, flush=True)
     if as_json and (is_main_process() or LAUNCHED in os.environ):
-        print(as_object(failure), flush=True)
+        try:
+            print(as_object(failure), flush=True)
+        except OSError:  # where stdout leads is full or gone; the exit code still tells
+            _let_go_of_stdout()
     return failure.exit
 
 
@@ -99,9 +102,13 @@ def as_object(failure: Failure) -> str:
 
 def reader_left() -> int:
     """The reader of stdout (such as ``head``) has gone: end quietly, like a tool of Unix."""
+    _let_go_of_stdout()
+    return SIGPIPE_CODE
+
+
+def _let_go_of_stdout() -> None:
     # Python flushes stdout once more at its end; into the closed pipe this would be an error again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return SIGPIPE_CODE
 
 
 def _usage(error: BaseException) -> Failure:

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -178,6 +179,21 @@ def test_a_limit_on_memory_ends_with_6_and_names_budget_and_key(
     assert "micro-batches of 4096 tokens" in error["what"]
     assert "lower train.tokens_per_micro_batch (now 4096" in error["do"]
     assert ("rollout.batch_size (now 4)" in error["do"]) is stage.startswith("ppo")
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_full_disk_behind_stdout_ends_with_6(flags: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "rlhf_cli", "config", "schema", "sft", *flags],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+    assert ended.returncode == 6, ended.stderr
+    assert ended.stderr.startswith("error: the disk is full")
+    assert "Traceback" not in ended.stderr
 
 
 def ppo_config() -> Any:
