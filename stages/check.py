@@ -188,7 +188,8 @@ def _warnings(report: Report) -> Iterator[str]:
     if memory["fits"] is False:
         yield (
             f"about {memory['peak']:.0f} MiB of memory are needed and {memory['free']:.0f} are "
-            "free: lower train.tokens_per_micro_batch or set train.gradient_checkpointing"
+            "free: lower train.tokens_per_micro_batch, set train.gradient_checkpointing, or train "
+            "adapters alone (lora)"
         )
     if not disk["fits"]:
         yield (
