@@ -15,5 +15,5 @@ def double(number, chunk):
         raise DataError("refused", do="nothing", where="here")
     if chunk == "bug":
         raise KeyError("a bug")
-    print("a library prints")  # which must not get among the results
+    print("a library prints", flush=True)  # which must not get among the results
     return number * chunk
