@@ -186,6 +186,18 @@ class Listener(SilentReporter):
         self.tables: list[Any] = []
         self.stop_at = stop_at
         self.by = by
+        self.phases: list[str] = []
+
+    def begin(self, what: str, **_: Any) -> None:
+        self.phases.append(what)
+
+    def end(self) -> None:
+        self.phases.pop()
+
+    @property
+    def trains(self) -> bool:
+        """Whether the count is one of steps, not of records that are read."""
+        return self.phases[-1:] in ([stage] for stage in STAGES)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -197,6 +209,6 @@ class Listener(SilentReporter):
         self.tables.append((title, columns, rows))
 
     def advance(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
-        if done == self.stop_at:
+        if self.trains and done == self.stop_at:
             self.stop_at = None
             os.kill(os.getpid(), self.by)

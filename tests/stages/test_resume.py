@@ -164,7 +164,7 @@ class Killer(Listener):
         self.at = at
 
     def advance(self, done: int, metrics: Any = None) -> None:
-        if done == self.at:
+        if self.trains and done == self.at:
             raise Killed
 
 
