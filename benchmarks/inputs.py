@@ -97,19 +97,19 @@ class Writer:
         return {"prompt": self.text(work.prompt_words), "responses": responses}
 
 
-def writer(vocabulary: int, seed: int, spread: float) -> Writer:
-    """Texts for a model of a vocabulary."""
-    words = words_of(vocabulary)
+def writer(vocabulary: int, seed: int, work: Work) -> Writer:
+    """Texts of a work for a model of a vocabulary."""
+    words = words_of(vocabulary)[: work.words]
     early = [word for word in words if word[0] in EARLY]
     late = [word for word in words if word[0] not in EARLY]
-    return Writer(random.Random(seed), early, late, spread)
+    return Writer(random.Random(seed), early, late, work.spread)
 
 
 def records(
     work: Work, count: int, seed: int, *, vocabulary: int | None = None
 ) -> list[dict[str, Any]]:
     """The lines of a work's file in the format of this project."""
-    source = writer(vocabulary or SIZES[work.size].vocabulary, seed, work.spread)
+    source = writer(vocabulary or SIZES[work.size].vocabulary, seed, work)
     if work.stage == "sft":
         return [source.demonstration(work) for _ in range(count)]
     if work.stage == "reward_model":

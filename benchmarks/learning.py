@@ -12,6 +12,8 @@ from benchmarks import inputs
 from benchmarks.environments import ask, do
 from benchmarks.works import Job, Work
 
+HELD_OUT = 100
+WORDS = 200  # few enough for each to be met often
 SFT = Work(
     "learning SFT",
     "sft",
@@ -22,6 +24,7 @@ SFT = Work(
     learning_rate=2e-3,
     prompt_words=6,
     answer_words=10,
+    words=WORDS,
 )
 REWARD = Work(
     "learning reward model",
@@ -34,6 +37,7 @@ REWARD = Work(
     learning_rate=1e-3,
     prompt_words=6,
     answer_words=10,
+    words=WORDS,
 )
 PPO = Work(
     "learning PPO",
@@ -47,8 +51,8 @@ PPO = Work(
     learning_rate=2e-4,
     prompt_words=6,
     answer_words=10,
+    words=WORDS,
 )
-HELD_OUT = 100
 SIDES = {"peer": "peer", "rlhf": "ours"}
 NAMES = {
     "loss": "SFT: held-out loss, nats per token",

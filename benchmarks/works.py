@@ -31,6 +31,7 @@ class Work:
         prompt_words: median length of a prompt.
         answer_words: median length of an answer.
         spread: of the logarithm of the lengths; 0 makes all of the median length.
+        words: how many different ones there are; None is all that the model knows.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Work:
     prompt_words: int = 24
     answer_words: int = 40
     spread: float = 0.6
+    words: int | None = None
 
     @property
     def slug(self) -> str:
