@@ -27,6 +27,7 @@ from stages.models.network import Network
 from stages.seeds import seed_of
 
 CACHE_TOKENS = 1 << 16  # tokens decoded side by side at most, prompts included
+LOOK_ON_GPU = 8  # tokens between two looks at what has ended: a look waits for the device
 COMPACT_AT = 0.8  # share of running rows below which ended rows leave the cache
 
 
@@ -110,7 +111,7 @@ def pick(scores: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:
 
     Args:
         scores: logits ``[B, V]``.
-        uniform: ``[B]`` in [0, 1), float64.
+        uniform: ``[B]`` in [0, 1), float64, on the device of the logits.
         sampling: temperature and cuts.
 
     Returns:
@@ -121,7 +122,7 @@ def pick(scores: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:
     exact = scores.double() if scores.dtype == torch.float64 else scores.float()
     probabilities = (exact / sampling.temperature).softmax(dim=-1)
     cumulative = _cut(probabilities, sampling).double().cumsum(dim=-1)
-    point = uniform.to(cumulative.device)[:, None] * cumulative[:, -1:]
+    point = uniform[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, point, right=True)[:, 0].clamp(max=scores.shape[1] - 1)
 
 
@@ -160,15 +161,19 @@ def _decode(
     stop = torch.tensor(sampling.stop_ids, device=network.device)
     tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=network.device)
     lengths = torch.zeros(len(prompts), dtype=torch.int64, device=network.device)
+    uniforms = uniforms.to(network.device)
     running = torch.arange(len(prompts), device=network.device)
     alive = torch.ones_like(running, dtype=torch.bool)
+    look = LOOK_ON_GPU if network.device.type == "cuda" else 1
     for step in range(sampling.max_new_tokens):
-        token = pick(logits(network, hidden), uniforms[running.cpu(), step], sampling)
-        tokens[running[alive], step] = token[alive]
-        lengths[running[alive]] += 1
+        token = pick(logits(network, hidden), uniforms[running, step], sampling)
+        tokens[running, step] = torch.where(alive, token, 0)
+        lengths[running] += alive
         alive &= ~torch.isin(token, stop)
-        left = int(alive.sum())
-        if left == 0 or step + 1 == sampling.max_new_tokens:
+        if step + 1 == sampling.max_new_tokens:
+            break
+        left = len(alive) if (step + 1) % look else int(alive.sum())
+        if left == 0:
             break
         if left < COMPACT_AT * len(alive):
             kept = alive.nonzero()[:, 0]
@@ -233,7 +238,7 @@ def _decode_with_transformers(
         out = network.module.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            logits_processor=[_Inverse(uniforms, ids.shape[1], sampling)],
+            logits_processor=[_Inverse(uniforms.to(ids.device), ids.shape[1], sampling)],
         )
     tokens = out[:, ids.shape[1] :]
     ended = torch.isin(tokens, torch.tensor(sampling.stop_ids, device=out.device))
