@@ -276,7 +276,11 @@ def fingerprint(folder: Path) -> dict[str, str]:
 
 
 def _hashes(run_folder: Path) -> Iterator[tuple[str, str]]:
+    # Which older checkpoints are kept depends on where the run was stopped; the newest does not.
+    older = sorted((run_folder / "checkpoints").glob("*"))[:-1]
     for path in sorted(run_folder.rglob("*")):
+        if {path, *path.parents} & {*older}:
+            continue
         name = path.relative_to(run_folder).as_posix()
         if path.suffix == ".safetensors":
             yield name, hashlib.sha256(path.read_bytes()).hexdigest()
