@@ -99,7 +99,10 @@ def test_a_score_is_what_the_readme_of_the_folder_computes(family, kind, tmp_pat
     for n in (network, again):
         n.module.eval()
     ours = scores(network, pack(data))
-    assert torch.equal(scores(again, pack(data)), ours)
+    weights = again.module.state_dict()
+    assert all(torch.equal(weights[k], v) for k, v in network.module.state_dict().items())
+    # Products of unaligned weights, as files are mapped, differ in the last bit.
+    assert torch.allclose(scores(again, pack(data)), ours, atol=1e-6)
     module = whole(AutoModelForSequenceClassification, folder)
     config = AutoConfig.from_pretrained(folder)
     assert (config.mean, config.std, config.num_labels) == (0.75, 1.5, 1)
