@@ -9,8 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SMOLLM2 := $(VENV)/.smollm2
 PLOT := $(VENV)/.bench
-# Waiting threads that spin slow a busy machine down several times.
-RUN := OMP_WAIT_POLICY=passive RLHF="$(CURDIR)/$(BIN)/rlhf" PYTHON="$(CURDIR)/$(BIN)/python" HF_HUB_OFFLINE=1
+RUN := RLHF="$(CURDIR)/$(BIN)/rlhf" PYTHON="$(CURDIR)/$(BIN)/python" HF_HUB_OFFLINE=1
 
 .PHONY: demo test check format real bench bench-quick bench-data bench-growth torture clean
 

@@ -26,7 +26,7 @@ PEER_OF: dict[Stage, str] = {
 RAISED = str(1 << 30)  # bytes
 SETTINGS = {
     "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
-    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "10000",
     "MALLOC_MMAP_THRESHOLD_": RAISED,
     "MALLOC_TRIM_THRESHOLD_": RAISED,
 }

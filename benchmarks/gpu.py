@@ -59,7 +59,9 @@ def peak_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def measured(stage: str, name: str, arithmetic: Arithmetic, peak: float, args: Any) -> dict:
+def measured(
+    stage: str, name: str, arithmetic: Arithmetic, peak: float, args: Any
+) -> dict[str, Any]:
     """One row of the table; an error is told in it, so that the other rows are still measured."""
     size, device = SIZES[name], arithmetic.device
     gc.collect()  # the models of the row before

@@ -79,8 +79,8 @@ def network(size: Size, kind: Kind, arithmetic: Arithmetic) -> Network:
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=1,
-        num_labels=1,
     )
+    config.num_labels = 1
     auto = AutoModelForCausalLM if kind == "policy" else AutoModelForSequenceClassification
     torch.manual_seed(0)
     with arithmetic.device:
@@ -216,6 +216,7 @@ def ppo_work(size: Size, arithmetic: Arithmetic, budget: int) -> Measurable:
         network(size, "reward", arithmetic).freeze(),
         network(size, "critic", arithmetic),
     )
+    assert readers.critic is not None
     policy, critic = trainee(readers.policy, config.train), trainee(readers.critic, config.train)
     update = Update(config, policy, critic, ALONE, total_steps=1000)
     text = Text(size)

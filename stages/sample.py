@@ -30,7 +30,7 @@ from stages.runtime.place import existing
 from stages.runtime.reporter import Reporter
 from stages.runtime.signals import StopRequest
 
-CHUNK = 64  # prompts answered side by side
+CHUNK = 256  # prompts answered side by side
 
 
 @dataclass(frozen=True)

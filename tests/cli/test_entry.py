@@ -1,0 +1,41 @@
+"""What the program does before a command runs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rlhf_cli import __main__ as entry
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Start the program with a command that only tells what its surroundings are."""
+
+    def start():
+        seen = {}
+        monkeypatch.setattr(entry, "main", lambda argv: seen.update(os.environ) or 0)
+        with pytest.raises(SystemExit) as ended:
+            entry.run()
+        assert ended.value.code == 0
+        return seen
+
+    monkeypatch.setenv("GOMP_SPINCOUNT", "0")  # restored whatever the program sets
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    return start
+
+
+def test_threads_that_wait_go_to_sleep_soon(started):
+    assert started()["GOMP_SPINCOUNT"] == "10000"
+
+
+def test_what_the_user_says_about_waiting_threads_is_left(started, monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert started()["GOMP_SPINCOUNT"] == "7"
+
+
+def test_a_wait_policy_of_the_user_is_left(started, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert "GOMP_SPINCOUNT" not in started()
