@@ -41,6 +41,9 @@ class Ended(NamedTuple):
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("template")
     make_project(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # what is loaded late would count against the limits
+        assert main(["check", "sft.yaml", "--quiet"]) == 0
     return folder
 
 

@@ -196,8 +196,8 @@ class Listener(SilentReporter):
 
     @property
     def trains(self) -> bool:
-        """Whether the count is one of steps, not of records that are read."""
-        return self.phases[-1:] in ([stage] for stage in STAGES)
+        """Whether the count is one of steps or prompts, not of records that are read."""
+        return bool(self.phases) and self.phases[-1] in (*STAGES, "sample")
 
     def note(self, text: str) -> None:
         self.notes.append(text)
