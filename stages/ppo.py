@@ -32,7 +32,7 @@ from stages.functional.masking import masked, masked_sum
 from stages.models.generate import Sampling
 from stages.rollout import Collected, Key, Readers, Rollout, collect, from_tensors
 from stages.runtime import metrics, start
-from stages.runtime.loop import Plan, require_finite
+from stages.runtime.loop import Plan, modes_kept, require_finite
 from stages.runtime.optim import trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
@@ -85,7 +85,10 @@ def _train(session: Session, config: PpoConfig) -> Result:
 
 @dataclass
 class Loop:
-    """The iterations of a run; what must survive a stop is in the session's progress."""
+    """The iterations of a run; what must survive a stop is in the session's progress.
+
+    ``cut``: whether ``train.max_steps`` ended the iteration before its last minibatch.
+    """
 
     session: Session
     config: PpoConfig
@@ -97,6 +100,7 @@ class Loop:
     plan: Plan
     rollout: Rollout | None = None
     targets: Targets | None = None
+    cut: bool = False
 
     def restore(self) -> None:
         """Continue where the newest checkpoint was written, within an iteration too."""
@@ -109,12 +113,15 @@ class Loop:
             tensors = extra["rollout"]
             self.targets = Targets(*(tensors.pop(name) for name in Targets._fields))
             self.rollout = from_tensors(tensors)
+        known = len(self.prompts.train)
+        self.session.tell_length(lambda asked: Plan.of(asked, known).total_steps)
 
     def run(self) -> None:
         """Iterate to the end."""
         with self.session.guarded(self._in_progress):
             self._iterate()
-        self.session.save()
+        if not self.cut:
+            self.session.save()
         self.session.reporter.end()
 
     def _iterate(self) -> None:
@@ -124,10 +131,12 @@ class Loop:
         session.reporter.begin("ppo", total=total, unit="iterations", done=progress.iteration)
         if session.resume_from is None:
             self.evaluate()
-        while not self.finished:
+        while not self.finished or self.rollout is not None:
             if self.rollout is None:
                 self.rollout, self.targets = self.collect()
             self.improve(self.rollout, self.targets)
+            if self.cut:  # more steps, asked for later, go on inside the iteration
+                session.save(self._in_progress())
             self.close_iteration()
             done = self.finished
             logged = None
@@ -202,6 +211,8 @@ class Loop:
             progress.train_seconds += seconds
             if not self._out_of_steps:
                 self.session.stop_if_asked(self._in_progress())
+        whole = state["minibatch"] == config.ppo.epochs * per_epoch
+        self.cut = not whole and "stopped_early" not in state
 
     def close_iteration(self) -> None:
         """Count the iteration and move the KL coefficient for the next rollout."""
@@ -229,7 +240,8 @@ class Loop:
         for first in range(0, len(held_out), size):
             places = range(first, min(first + size, len(held_out)))
             keys = [(-1 - n, 0) for n in places]
-            rollout = self._collect([held_out[n].ids for n in places], keys, readers).rollout
+            with modes_kept(readers.policy, readers.reference, readers.reward):
+                rollout = self._collect([held_out[n].ids for n in places], keys, readers).rollout
             kl = kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1")
             sums += [rollout.scores.sum(), masked_sum(kl, rollout.mask), rollout.mask.sum()]
         score, kl_mean, length = sums / len(held_out)

@@ -2,14 +2,15 @@
 
 Each line carries the sampled ids and the hash of the vocabulary they belong to, so that the reward
 model later learns from exactly what the policy wrote. Lines are written in the order of the prompts
-as soon as they are known; an interrupted run continues behind the lines that are there.
+as soon as they are known, each with the settings it was drawn with; an interrupted run continues
+behind the lines that are there, with the same settings.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from stages.models.network import Network
 from stages.models.precision import choose
 from stages.runtime.place import existing
 from stages.runtime.reporter import Reporter
+from stages.runtime.run_dir import weights_hash
 from stages.runtime.signals import StopRequest
 
 CHUNK = 256  # prompts answered side by side
@@ -65,6 +67,16 @@ class SampleOptions:
     device: str = "auto"
     precision: str = "auto"
 
+    def drawn(self) -> dict[str, Any]:
+        """What decides an answer besides its prompt: it stands in every line."""
+        return {
+            "policy": weights_hash(model_folder(self.policy)),
+            "seed": self.seed,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_new_tokens": self.max_new_tokens,
+        }
+
 
 def run(
     options: SampleOptions, reporter: Reporter, *, write: Callable[[str], None] | None = None
@@ -80,7 +92,7 @@ def run(
         Counts: prompts, answers, ended, kept (lines that were there), output.
 
     Raises:
-        ConfigError: the output exists and is neither resumed nor empty.
+        ConfigError: the output exists and is neither resumed nor empty, or was drawn otherwise.
         CheckpointError: the policy cannot be used.
     """
     kept = _kept_lines(options)
@@ -92,8 +104,10 @@ def run(
             where=str(options.output),
             do="give --output another file",
         )
+    drawn = options.drawn()
     for number, (line, item) in enumerate(zip(kept, prompts, strict=False), start=1):
-        _require_answers(line, item, f"--output {options.output}:{number}")
+        where = f"--output {options.output}:{number}"
+        _require_drawn_alike(_answers_in(line, item, where), options.k, drawn, where)
     _make_ready(options.output, kept)
     reporter.begin("sample", total=len(prompts), unit="prompts", done=len(kept))
     ended = 0
@@ -103,7 +117,7 @@ def run(
             items = [prompts[n] for n in places]
             answers = _answers(policy, codec, items, places, options)
             ended += sum(answer.ended for row in answers for answer in row)
-            lines = [_line(*pair, codec) for pair in zip(items, answers, strict=True)]
+            lines = [_line(*pair, codec, drawn) for pair in zip(items, answers, strict=True)]
             _append(lines, options.output, write)
             reporter.advance(places.stop)
             if stop.signum and places.stop < len(prompts):
@@ -183,7 +197,9 @@ def _answers(
     return [answers[n * k : (n + 1) * k] for n in range(len(items))]
 
 
-def _line(item: PromptItem, answers: Sequence[Answer], codec: Codec) -> str:
+def _line(
+    item: PromptItem, answers: Sequence[Answer], codec: Codec, drawn: Mapping[str, Any]
+) -> str:
     """One ranking line without ranks."""
     responses = [
         {
@@ -194,7 +210,8 @@ def _line(item: PromptItem, answers: Sequence[Answer], codec: Codec) -> str:
         }
         for answer in answers
     ]
-    return json.dumps({"prompt": to_json(item.prompt), "responses": responses}, ensure_ascii=False)
+    line = {"prompt": to_json(item.prompt), "responses": responses, "sampling": drawn}
+    return json.dumps(line, ensure_ascii=False)
 
 
 def _kept_lines(options: SampleOptions) -> list[bytes]:
@@ -229,8 +246,8 @@ def _kept_lines(options: SampleOptions) -> list[bytes]:
     return text[: text.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
-def _require_answers(line: bytes, item: PromptItem, where: str) -> None:
-    """A kept line holds answers to the prompt in its place, ranked or not.
+def _answers_in(line: bytes, item: PromptItem, where: str) -> dict[str, Any]:
+    """A kept line, which holds answers to the prompt in its place, ranked or not.
 
     Raises:
         ConfigError: it holds something else; the file may be another one than was meant.
@@ -238,7 +255,7 @@ def _require_answers(line: bytes, item: PromptItem, where: str) -> None:
     try:
         found = json.loads(line)
         if isinstance(found["responses"], list) and found["prompt"] == to_json(item.prompt):
-            return
+            return dict(found)
     except (ValueError, KeyError, TypeError):
         pass
     raise ConfigError(
@@ -246,6 +263,30 @@ def _require_answers(line: bytes, item: PromptItem, where: str) -> None:
         where=where,
         do="give --output another file, or the prompts that it was sampled from",
     )
+
+
+def _require_drawn_alike(
+    line: Mapping[str, Any], k: int, drawn: Mapping[str, Any], where: str
+) -> None:
+    """A kept line was drawn as the missing ones will be, as far as it tells.
+
+    Raises:
+        ConfigError: it was not; the option is named.
+    """
+    told = line.get("sampling")
+    before = {**drawn, **(told if isinstance(told, dict) else {}), "k": len(line["responses"])}
+    for name, value in {**drawn, "k": k}.items():
+        if before[name] == value:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        what = f"its answers were drawn with {option} {before[name]}, and now it is {value}"
+        if name == "policy":
+            what = "its answers are those of another policy, or of other weights of this one"
+        raise ConfigError(
+            what,
+            where=where,
+            do="go on with the options that the file was drawn with, or give --output another file",
+        )
 
 
 def _make_ready(output: str | None, kept: Sequence[bytes]) -> None:

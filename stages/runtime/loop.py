@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from stages.config import PpoConfig
 from stages.data.plan import micro_batches, share, steps_per_epoch
 from stages.errors import TrainingError
+from stages.models.network import Network
 from stages.runtime.optim import Trainee, clip, learning_rate_at, sum_gradients, take_step
 from stages.runtime.processes import World
 from stages.runtime.session import Metrics, Session
@@ -97,6 +99,7 @@ def _train(session: Session, task: Task) -> None:
     config, progress = session.config, session.progress
     per_epoch = steps_per_epoch(task.records(), task.records_per_step())
     total = total_steps(config.train, per_epoch)
+    session.tell_length(lambda asked: total_steps(asked.train, per_epoch))
     session.reporter.begin(config.stage, total=total, unit="steps", done=progress.step)
     if session.resume_from is None:
         _evaluate(session, task, per_epoch, publish=False)
@@ -170,6 +173,18 @@ def require_finite(value: float, *, what: str) -> None:
         )
 
 
+
+@contextmanager
+def modes_kept(*networks: Network) -> Iterator[None]:
+    """Whatever mode an evaluation sets, each network is in its own again afterwards."""
+    modes = [network.module.training for network in networks]
+    try:
+        yield
+    finally:
+        for network, training in zip(networks, modes, strict=True):
+            network.module.train(training)
+
+
 def seed_dropout(session: Session) -> None:
     """Seed the generators that dropout draws from, for the coming optimiser step."""
     key = ("dropout", session.progress.step, session.world.rank)
@@ -216,15 +231,16 @@ def _train_step(session: Session, task: Task, total: int) -> None:
 
 def _evaluate(session: Session, task: Task, per_epoch: int, *, publish: bool) -> None:
     """Held-out figures; a new best is published at once."""
-    figures = task.evaluate()
-    if not figures:
-        return
-    step = session.progress.step
-    require_finite(figures[task.select_by], what=f"step {step}, {task.select_by}")
-    row = session.log("eval", figures, epoch=round(step / per_epoch, 4))
-    session.reporter.advance(step, row)
-    if publish and session.select(task.select_by, row[task.select_by]):
-        task.publish("model")
+    with modes_kept(task.trained.network):
+        figures = task.evaluate()
+        if not figures:
+            return
+        step = session.progress.step
+        require_finite(figures[task.select_by], what=f"step {step}, {task.select_by}")
+        row = session.log("eval", figures, epoch=round(step / per_epoch, 4))
+        session.reporter.advance(step, row)
+        if publish and session.select(task.select_by, row[task.select_by]):
+            task.publish("model")
 
 
 def _publish_last(session: Session, task: Task) -> None:

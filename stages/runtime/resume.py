@@ -1,12 +1,15 @@
-"""What may differ between a run and its continuation."""
+"""What may differ between a run and its continuation, and what is told of a difference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stages.config import StageConfig
+from stages.config.shared import Optimisation
 from stages.errors import CheckpointError
+from stages.runtime.optim import learning_rate_at
 
 HARMLESS = (
     "log.",
@@ -24,6 +27,11 @@ HARMLESS = (
     "kl.stop_above",
 )
 """Keys that change what is told or how far the run goes, not what it computes."""
+LENGTHS = ("max_steps", "epochs", "total_episodes")
+"""Keys of ``train`` that say how far a run goes."""
+MAPPINGS = ("data.columns",)
+"""Keys whose value is a mapping of the user's own words: one value, not a section."""
+TEXT = {"vocabulary_hash": "the tokenizer's vocabulary", "template_hash": "the chat template"}
 
 
 def require_same_meaning(stored: dict[str, Any], config: StageConfig) -> None:
@@ -44,7 +52,7 @@ def require_same_meaning(stored: dict[str, Any], config: StageConfig) -> None:
         if new or leaf.startswith(HARMLESS) or before == value:
             continue
         raise CheckpointError(
-            f"{key} was {before!r} when the run was started and is {value!r} now",
+            f"was {json.dumps(before)} when the run was started and is {json.dumps(value)} now",
             where=f"{config.output}: {key}",
             do=f"set {key} back, or start anew with --overwrite",
         )
@@ -74,6 +82,81 @@ def require_same_data(before: list[dict[str, Any]], now: list[dict[str, Any]]) -
             )
 
 
+def require_same_text(before: Mapping[str, str], now: Mapping[str, str], *, model: str) -> None:
+    """A continuation reads text as the run has read it so far.
+
+    The config names a template's file and a model's folder, not what is in them.
+
+    Args:
+        before: the ``text`` of ``run.json``; empty where the run has not come so far.
+        now: that of the continuation.
+        model: where the tokenizer is from.
+
+    Raises:
+        CheckpointError: vocabulary or template have changed.
+    """
+    for name, what in TEXT.items():
+        if name in before and before[name] != now.get(name):
+            raise CheckpointError(
+                f"{what} has changed since the run was started",
+                where=model,
+                do="put the earlier files back, or start anew with --overwrite",
+            )
+
+
+def as_long_as_before(config: StageConfig, stored: dict[str, Any]) -> StageConfig:
+    """The config with the length that the run was to have so far.
+
+    Args:
+        config: of the continuation.
+        stored: the resolved config of the run so far, as JSON.
+    """
+    train = stored.get("train", {})
+    lengths = {name: train[name] for name in LENGTHS if name in train}
+    return config.model_copy(update={"train": config.train.model_copy(update=lengths)})
+
+
+def of_new_length(train: Optimisation, step: int, *, before: int, now: int) -> str | None:
+    """What is told where a continuation goes further, or less far, than the run was to go.
+
+    Args:
+        train: its schedule and peak.
+        step: optimiser steps done.
+        before: optimiser steps that the run was to have.
+        now: optimiser steps that it is to have.
+
+    Returns:
+        The text, with the next learning rate under both lengths where they differ; None where
+        nothing changes.
+    """
+    if before == now or step >= now:
+        return None
+    text = f"the run was to have {before} steps and is to have {now} now"
+    old, new = (
+        learning_rate_at(train, step, total, peak=train.learning_rate) for total in (before, now)
+    )
+    if old == new:
+        return text
+    return (
+        f"{text}: its {train.schedule} schedule follows the new length, and the learning rate of "
+        f"step {step + 1} is {new:.4g}, where it would have been {old:.4g}"
+    )
+
+
+def of_new_world(before: int, now: int) -> str | None:
+    """What is told where a continuation has another number of processes; None where it has not."""
+    if before == now:
+        return None
+    return (
+        f"the run goes on with {_processes(now)}, where it had {_processes(before)}: the order of "
+        "the data and the noise of sampled answers stay, dropout masks and rounding do not"
+    )
+
+
+def _processes(n: int) -> str:
+    return f"{n} process" if n == 1 else f"{n} processes"
+
+
 def _known(values: Any, key: str) -> str:
     """The longest beginning of a dotted key that is there: a section may have been null."""
     known: list[str] = []
@@ -92,7 +175,7 @@ def _at(values: Any, key: str) -> Any:
 
 
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or prefix in MAPPINGS:
         yield prefix, values
         return
     for key, value in values.items():

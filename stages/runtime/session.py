@@ -39,7 +39,15 @@ from stages.runtime.optim import (
 )
 from stages.runtime.processes import World, join, leave
 from stages.runtime.reporter import Reporter, SilentReporter
-from stages.runtime.resume import require_same_data, require_same_meaning
+from stages.runtime.resume import (
+    LENGTHS,
+    as_long_as_before,
+    of_new_length,
+    of_new_world,
+    require_same_data,
+    require_same_meaning,
+    require_same_text,
+)
 from stages.runtime.run_dir import Result
 from stages.runtime.signals import StopRequest
 
@@ -89,6 +97,7 @@ class Session:
     begun: bool = False
     done: Result | None = None
     resume_from: Path | None = None
+    earlier: StageConfig | None = None
     progress: Progress = field(default_factory=Progress)
     trainees: dict[str, Trainee] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -124,6 +133,19 @@ class Session:
                 metrics.cut_back(path, self.progress.step, self.progress.iteration)
         self.reporter.note(f"resumed at step {self.progress.step} from {self.resume_from}")
         return saved.tensors
+
+    def tell_length(self, steps: Callable[[StageConfig], int]) -> None:
+        """Say it where a continuation has another length than the run was to have.
+
+        Args:
+            steps: optimiser steps of the whole run under a config.
+        """
+        if self.earlier is None:
+            return
+        before, now = steps(self.earlier), steps(self.config)
+        told = of_new_length(self.config.train, self.progress.step, before=before, now=now)
+        if told is not None:
+            self.reporter.note(told)
 
     def save(self, extra: Mapping[str, dict[str, Tensor]] | None = None) -> None:
         """Write a checkpoint and rotate the older ones.
@@ -329,7 +351,17 @@ def _prepare(session: Session, *, resume: bool) -> None:
             )
         if session.resume_from is None:
             session.reporter.note("nothing to resume: the run starts from the beginning")
+        else:
+            _tell_what_differs(session, stored)
     world.wait()
+
+
+def _tell_what_differs(session: Session, stored: dict[str, Any]) -> None:
+    """What a continuation may change and its user should know."""
+    told = of_new_world(stored.get("processes", session.world.size), session.world.size)
+    if told is not None:
+        session.reporter.note(told)
+    session.earlier = as_long_as_before(session.config, stored.get("config", {}))
 
 
 def begin(session: Session) -> None:
@@ -338,11 +370,13 @@ def begin(session: Session) -> None:
     An earlier run that is to be replaced goes now: a mistake found before has cost nothing.
 
     Raises:
-        CheckpointError: the data of a run that is gone on with have changed.
+        CheckpointError: the data, or how text is read, of a run that is gone on with have changed.
     """
     if session.resume_from is not None:
         stored = run_dir.read_run(session.folder) or {}
         require_same_data(stored.get("data", []), session.facts.get("data", []))
+        before, now = stored.get("text", {}), session.facts.get("text", {})
+        require_same_text(before, now, model=session.config.model)
     if session.world.main:
         # What is not gone on with is replaced: also what a kill left of a start or an overwriting.
         replaces = session.resume_from is None and (session.folder / "run.json").is_file()
@@ -361,8 +395,7 @@ def begin(session: Session) -> None:
 def goal(config: StageConfig) -> dict[str, Any]:
     """How far the config asks a run to go; a finished run with the same goal has nothing to do."""
     train = config.train
-    names = ("max_steps", "epochs", "total_episodes")
-    return {name: getattr(train, name) for name in names if hasattr(train, name)}
+    return {name: getattr(train, name) for name in LENGTHS if hasattr(train, name)}
 
 
 def require_parents(session: Session, parents: list[dict[str, str]]) -> None:
