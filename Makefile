@@ -11,11 +11,17 @@ SMOLLM2 := $(VENV)/.smollm2
 PLOT := $(VENV)/.bench
 RUN := RLHF="$(CURDIR)/$(BIN)/rlhf" PYTHON="$(CURDIR)/$(BIN)/python" HF_HUB_OFFLINE=1
 
-.PHONY: demo test check format real bench bench-quick bench-data bench-growth torture clean
+.PHONY: demo demo-seeds test check format real bench bench-quick bench-data bench-growth torture clean
 
 demo: $(READY)  ## the three stages on the embedded task, in demo/
 	[ -e demo/run.sh ] || "$(BIN)/rlhf" init demo
 	$(RUN) sh demo/run.sh
+
+demo-seeds: $(READY)  ## the demo with three seeds, in build/; their tables one after the other
+	set -e; for seed in 0 1 2; do \
+		[ -e build/demo-$$seed/run.sh ] || "$(BIN)/rlhf" init build/demo-$$seed; \
+		SEED=$$seed $(RUN) sh build/demo-$$seed/run.sh; \
+	done
 
 test: $(READY)  ## all tests
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -q -n $(WORKERS)
