@@ -68,6 +68,9 @@ def apply_special_tokens(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # every copy of the model gets the same new rows
             module.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    embedding = module.get_input_embeddings()
+    if getattr(embedding, "padding_idx", None) is not None:
+        embedding.padding_idx = pad_id  # its row gets no gradient, and the old one may be read
     stops = list(stop_ids) if len(stop_ids) > 1 else stop_ids[0]
     module.config.get_text_config().pad_token_id = pad_id
     module.config.pad_token_id = pad_id
