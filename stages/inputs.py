@@ -76,6 +76,10 @@ def models(session: Session, config: StageConfig, text: start.Text) -> list[Mode
         CheckpointError: one is missing, damaged, of another kind, vocabulary or template.
         ConfigError: the family has no dropout to set, or the package for adapters is missing.
     """
+    session.facts["text"] = {
+        "vocabulary_hash": text.codec.vocabulary_hash,
+        "template_hash": text.codec.template_hash,
+    }
     lora.require(config.lora)
     if isinstance(config, SftConfig):
         found = [_policy("model", config.model, config, trained=True)]
