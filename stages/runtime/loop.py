@@ -173,7 +173,6 @@ def require_finite(value: float, *, what: str) -> None:
         )
 
 
-
 @contextmanager
 def modes_kept(*networks: Network) -> Iterator[None]:
     """Whatever mode an evaluation sets, each network is in its own again afterwards."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -129,6 +130,26 @@ class Project:
         config = resolve(values)
         assert isinstance(config, STAGES[stage])
         return config
+
+
+def enter(folder: Path, patch: pytest.MonkeyPatch) -> Project:
+    """A project with data and no models in a folder, which is the current one from now on."""
+    patch.chdir(folder)
+    patch.setenv("RLHF_CACHE", str(folder / "cache"))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RLHF_LAUNCHED"):
+        patch.delenv(name, raising=False)
+    project = Project(folder)
+    project.write("demonstrations.jsonl", DEMONSTRATIONS)
+    project.write("rankings.jsonl", rankings())
+    project.write("prompts.jsonl", PROMPTS)
+    project.write("documents.jsonl", DOCUMENTS)
+    return project
+
+
+def make_models(project: Project) -> None:
+    """A Llama as base model, and a random reward model of the same vocabulary."""
+    project.model("base", dtype=torch.float64)
+    project.model("reward", kind="reward", dtype=torch.float64, seed=1)
 
 
 def rankings(records: Iterable[Mapping[str, Any]] = RANKINGS) -> list[dict[str, Any]]:

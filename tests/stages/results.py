@@ -112,23 +112,29 @@ def left_behind(output: str) -> dict[str, Any]:
     }
 
 
-def assert_equal(got: Any, expected: Any, *, rtol: float = 0.0, where: str = "") -> None:
-    """Nested values agree; with ``rtol`` 0 every bit does."""
+def assert_equal(
+    got: Any, expected: Any, *, rtol: float = 0.0, atol: float | None = None, where: str = ""
+) -> None:
+    """Nested values agree, bit for bit without tolerances; ``atol`` is ``rtol`` where not given."""
+    atol = rtol if atol is None else atol
+    exact = rtol == atol == 0
     if isinstance(expected, dict):
         assert got.keys() == expected.keys(), where
         for key, value in expected.items():
-            assert_equal(got[key], value, rtol=rtol, where=f"{where}/{key}")
+            assert_equal(got[key], value, rtol=rtol, atol=atol, where=f"{where}/{key}")
     elif isinstance(expected, list | tuple):
         assert len(got) == len(expected), where
         for n, (one, other) in enumerate(zip(got, expected, strict=True)):
-            assert_equal(one, other, rtol=rtol, where=f"{where}[{n}]")
-    elif isinstance(expected, Tensor) and rtol == 0:
+            assert_equal(one, other, rtol=rtol, atol=atol, where=f"{where}[{n}]")
+    elif isinstance(expected, Tensor) and exact:
         assert got.dtype == expected.dtype, where
         assert torch.equal(got, expected), where
     elif isinstance(expected, Tensor):
-        torch.testing.assert_close(got, expected, rtol=rtol, atol=rtol, msg=where)
-    elif isinstance(expected, float) and rtol:
-        np.testing.assert_allclose(got, expected, rtol=rtol, atol=rtol, err_msg=where)
+        torch.testing.assert_close(
+            got, expected, rtol=rtol, atol=atol, msg=lambda text: f"{where}: {text}"
+        )
+    elif isinstance(expected, float) and not exact:
+        np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol, err_msg=where)
     else:
         assert got == expected, where
 

@@ -241,10 +241,10 @@ def stop_in_third_step(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ({}, {"lora.rank": 2}, "lora was None"),
-        ({"lora.rank": 2}, {}, "lora was {"),
-        ({"lora.rank": 2}, {"lora.rank": 3}, "lora.rank was 2"),
-        ({"lora.targets": ["q_proj"]}, {"lora.targets": ["k_proj"]}, "lora.targets was"),
+        ({}, {"lora.rank": 2}, "lora: was null"),
+        ({"lora.rank": 2}, {}, "lora: was {"),
+        ({"lora.rank": 2}, {"lora.rank": 3}, "lora.rank: was 2"),
+        ({"lora.targets": ["q_proj"]}, {"lora.targets": ["k_proj"]}, "lora.targets: was"),
     ],
 )
 def test_other_adapters_are_no_continuation(

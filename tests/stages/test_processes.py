@@ -17,6 +17,7 @@ from stages.config import to_yaml
 from stages.runtime.reporter import SilentReporter
 from tests.stages.project import Project, rankings
 from tests.stages.results import assert_equal, checkpoints, rows, run_json, samples, weights
+from tests.stages.world import Job, start_world
 
 pytestmark = pytest.mark.slow
 
@@ -49,8 +50,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 def written(project: Project, stage: str, output: str, **changes: Any) -> Any:
     """A config and its file, ``<output>.yaml``."""
-    project.write("held_out.jsonl", HELD_OUT[stage])
-    values = {"data.eval": "held_out.jsonl", "evaluate.every": 1, "output": output}
+    held_out = project.write(f"held_out_{stage}.jsonl", HELD_OUT[stage])
+    values = {"data.eval": held_out, "evaluate.every": 1, "output": output}
     config = project.config(stage, **values | CHANGES[stage] | changes)
     (project.folder / f"{output}.yaml").write_text(to_yaml(config))
     return config
@@ -68,19 +69,19 @@ def two_processes(stage: str, output: str, *more: str) -> subprocess.Popen[str]:
     return start(*command)
 
 
-def require_equal(stage: str) -> None:
-    """The folders ``one`` and ``two`` tell the same."""
-    assert run_json("two")["processes"] == 2
-    assert_equal(rows("two"), rows("one"), rtol=1e-10)
+def require_equal(stage: str, one: str = "one", two: str = "two") -> None:
+    """The run folders of one process and of two tell the same."""
+    assert run_json(two)["processes"] == 2
+    assert_equal(rows(two), rows(one), rtol=1e-10)
     parts = ("model", "critic") if stage == "ppo" else ("model",)
     for part in (*parts, *(["model_ema"] if stage == "reward_model" else [])):
-        assert_equal(weights(f"two/{part}"), weights(f"one/{part}"), rtol=1e-8)
-    assert [path.name for path in checkpoints("two")] == [path.name for path in checkpoints("one")]
+        assert_equal(weights(f"{two}/{part}"), weights(f"{one}/{part}"), rtol=1e-8)
+    assert [path.name for path in checkpoints(two)] == [path.name for path in checkpoints(one)]
     if stage == "ppo":
-        assert_equal(samples("two"), samples("one"), rtol=1e-8)
+        assert_equal(samples(two), samples(one), rtol=1e-8)
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward_model", "ppo"])
+@pytest.mark.parametrize("stage", ["ppo"])  # the others: test_processes_equal.py
 def test_invariant_5_two_processes_give_the_rows_and_weights_of_one(
     project: Project, stage: str
 ) -> None:
@@ -96,14 +97,19 @@ def test_invariant_5_two_processes_give_the_rows_and_weights_of_one(
 
 
 def test_a_world_that_torchrun_started_is_joined(project: Project) -> None:
-    written(project, "sft", "two")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    child = start(*launcher, "-m", "rlhf_cli", "sft", "two.yaml", "--json")
-    sft.run(written(project, "sft", "one"), QUIET)
+    alone = {stage: written(project, stage, f"{stage}-one") for stage in RUNS}
+    for stage in RUNS:
+        written(project, stage, f"{stage}-two")
+    jobs = [Job([COMMANDS[stage], f"{stage}-two.yaml", "--json"]) for stage in RUNS]
+    child = start_world(project.folder, jobs, torchrun=True)
+    for stage, config in alone.items():
+        RUNS[stage](config, QUIET)
     out, err = child.communicate(timeout=300)
     assert child.returncode == 0, err
-    assert json.loads(out)["status"] == "done", "only the main process prints"
-    require_equal("sft")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [(one["stage"], one["status"]) for one in told] == [(stage, "done") for stage in RUNS]
+    for stage in RUNS:
+        require_equal(stage, f"{stage}-one", f"{stage}-two")
 
 
 def test_a_signal_is_handed_on_and_the_state_is_saved(project: Project) -> None:
@@ -138,3 +144,20 @@ def test_a_failure_ends_the_world_with_its_exit_code_and_one_message(project: Pr
     assert err.count("demonstrations.jsonl:1") == 1
     assert "Traceback" not in err
     assert not (project.folder / "two/run.json").exists()
+
+
+def test_a_process_that_fails_in_a_step_ends_the_world_with_its_message(project: Project) -> None:
+    """The others wait for its sums, and must neither hang nor speak over it."""
+    written(project, "sft", "two")
+    job = Job([COMMANDS["sft"], "two.yaml"], fail=2, rank=1)
+    child = start_world(project.folder, [job])
+    out, err = child.communicate(timeout=300)
+    assert child.returncode == 6, err
+    assert err.count("error: there is no room left") == 1
+    assert "Traceback" not in err
+    assert out == ""
+    for rank in (0, 1):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((project.folder / f"process-{rank}").read_text()), 0)
+    assert run_json("two")["status"] == "failed"
+    assert [row["step"] for row in rows("two", "train")] == [1]

@@ -12,6 +12,7 @@ import torch
 
 from stages import ppo, reward_model, sft
 from stages.errors import CheckpointError, Interrupted
+from stages.runtime import checkpoint
 from stages.runtime.reporter import SilentReporter
 from stages.update import Update
 from tests.stages.project import Listener, Project, rankings
@@ -29,6 +30,7 @@ FULL: dict[str, dict[str, Any]] = {
     "sft": {
         "model": "wet",
         "train.max_steps": 6,
+        "train.tokens_per_micro_batch": 16,
         "train.batch_size": 3,  # three steps an epoch, the third on one demonstration
         "train.ema_decay": 0.9,
         "sft.pretrain.data": "documents.jsonl",
@@ -39,6 +41,7 @@ FULL: dict[str, dict[str, Any]] = {
     "reward_model": {
         "model": "wet",
         "train.max_steps": 6,
+        "train.tokens_per_micro_batch": 16,
         "train.batch_size": 3,  # two steps an epoch, the second on one ranking
         "train.ema_decay": 0.9,
         "evaluate.every": 2,
@@ -47,6 +50,7 @@ FULL: dict[str, dict[str, Any]] = {
     "ppo": {
         "model": "wet",
         "train.total_episodes": 18,
+        "train.tokens_per_micro_batch": 16,
         "train.batch_size": 4,
         "train.ema_decay": 0.9,
         "ppo.epochs": 2,
@@ -150,6 +154,29 @@ def test_invariant_12_stops_after_every_single_step_leave_no_trace(project: Proj
             sft.run(config, Listener(stop_at=stop, by=signal.SIGINT), resume=True)
     sft.run(config, QUIET, resume=True)
     assert_equal(left_behind("runs/parts"), whole(project, "sft"))
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward_model", "ppo"])
+def test_a_stop_asked_for_during_a_save_leaves_no_trace(
+    project: Project, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = {"checkpoint.every": 1}
+    config = full(project, stage, "runs/parts", **every)
+    real, calls = checkpoint.save, [0]
+
+    def save(*arguments: Any) -> Path:
+        calls[0] += 1
+        if calls[0] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", save)
+        with pytest.raises(Interrupted):
+            RUNS[stage](config, QUIET)
+    assert calls == [3], "the state stands still since the save, and is not written twice"
+    RUNS[stage](config, QUIET, resume=True)
+    assert_equal(left_behind("runs/parts"), whole(project, stage, **every))
 
 
 class Killed(Exception):
@@ -297,8 +324,9 @@ def test_a_parent_model_that_has_changed_is_refused(project: Project, stage: str
     with pytest.raises(Interrupted):
         RUNS[stage](config, Listener(stop_at=1))
     project.model("wet", "gpt2", dropout=0.3, dtype=torch.float64, seed=7)
-    with pytest.raises(CheckpointError, match="have changed since the run was started"):
+    with pytest.raises(CheckpointError, match="have changed since the run was started") as caught:
         RUNS[stage](config, QUIET, resume=True)
+    assert caught.value.where == "wet"
     assert checkpoints("runs/x"), "nothing that was there is lost"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,48 @@ def test_a_model_trained_on_turns_is_asked_in_turns(project: Project) -> None:
     text = f"<|im_start|>user\n{PROMPTS[0]['prompt']}<|im_end|>\n<|im_start|>assistant\n"
     assert seen == [ids_of(text)]
     assert found[0]["prompt"] == PROMPTS[0]["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("--k 2", {"k": 3}),
+        ("--seed 0", {"seed": 1}),
+        ("--temperature 1.0", {"temperature": 0.5}),
+        ("--top-p 1.0", {"top_p": 0.9}),
+        ("--max-new-tokens 6", {"max_new_tokens": 7}),
+    ],
+)
+def test_answers_drawn_otherwise_are_not_gone_on_with(
+    project: Project, option: str, changes: dict[str, Any]
+) -> None:
+    run(into("answers.jsonl", limit=2), QUIET)
+    before = Path("answers.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=f"were drawn with {option}, and now it is") as caught:
+        run(replace(into("answers.jsonl", resume=True), **changes), QUIET)
+    assert caught.value.where == "--output answers.jsonl:1"
+    assert Path("answers.jsonl").read_bytes() == before
+
+
+def test_answers_of_other_weights_are_not_gone_on_with(project: Project) -> None:
+    run(into("answers.jsonl", limit=2), QUIET)
+    before = Path("answers.jsonl").read_bytes()
+    project.model("base", dtype=torch.float64, seed=9)
+    with pytest.raises(ConfigError, match="of another policy, or of other weights"):
+        run(into("answers.jsonl", resume=True), QUIET)
+    assert Path("answers.jsonl").read_bytes() == before
+
+
+def test_ranked_lines_and_lines_that_do_not_tell_how_they_were_drawn_are_kept(
+    project: Project,
+) -> None:
+    run(into("whole.jsonl"), QUIET)
+    lines = [json.loads(line) for line in Path("whole.jsonl").read_text().splitlines()]
+    for rank, answer in enumerate(lines[0]["responses"], start=1):
+        answer["rank"] = rank
+    del lines[1]["sampling"]
+    kept = "".join(json.dumps(line) + "\n" for line in lines[:2])
+    Path("parts.jsonl").write_text(kept)
+    assert run(into("parts.jsonl", resume=True), QUIET)["kept"] == 2
+    rest = "".join(json.dumps(line) + "\n" for line in lines[2:])
+    assert Path("parts.jsonl").read_text() == kept + rest
