@@ -80,6 +80,7 @@ def estimate(rollout: Rollout, config: PpoConfig, *, kl_coef: float) -> Estimate
         "objective/kl": kl_mean,
         "objective/kl_coef": kl_coef,
         "objective/score": float(rollout.scores.mean()),
+        "objective/score_std": float(rollout.scores.double().std(correction=0)),
         "objective/reward": float(masked_sum(shaped.rewards, value_mask)) / len(rollout),
         "value/explained_variance": float(
             explained_variance(rollout.values_old, returns, value_mask)

@@ -1,4 +1,4 @@
-"""How much work a run is: steps, micro-batches, memory and disk, known before its first step."""
+"""How much work a run is: steps, micro-batches and disk, known before its first step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 
 from stages.config import PpoConfig, SftConfig, StageConfig
 from stages.data.plan import documents_per_step, micro_batches, optimiser_batch, steps_per_epoch
+from stages.errors import ResourceError
 from stages.inputs import Inputs, Model
-from stages.models.load import DROPOUT_NAMES
 from stages.models.precision import Arithmetic
-from stages.runtime import estimate
+from stages.runtime import estimate, room
 from stages.runtime.estimate import MIB, Shape
 from stages.runtime.loop import Plan, total_steps
 from stages.runtime.optim import learning_rate_at
+from stages.runtime.session import Session
 
 Report = dict[str, Any]
 
@@ -39,6 +40,25 @@ class Known:
     models: list[Model]
     shapes: Mapping[str, Shape]
     inputs: Inputs
+
+    @classmethod
+    def of(cls, session: Session, config: StageConfig, models: list[Model], read: Inputs) -> Known:
+        """With the shapes of these models, counted without their weights."""
+        shapes = {
+            m.role: estimate.shape_of(
+                m.config,
+                m.kind,
+                trust_remote_code=config.trust_remote_code,
+                lora=config.lora if m.trained else None,
+            )
+            for m in models
+        }
+        return cls(config, session.arithmetic, models, shapes, read)
+
+    @property
+    def learners(self) -> list[Model]:
+        """The models in training; in ppo the policy comes before the critic."""
+        return [model for model in self.models if model.trained]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -120,81 +140,33 @@ def _schedule(config: StageConfig, total: int) -> Report:
     }
 
 
-def memory(known: Known) -> Report:
-    """MiB of each part of a run at its fullest, and what this machine has free."""
-    config, arithmetic = known.config, known.arithmetic
-    average = config.train.ema_decay is not None
-    standing = {}
-    for model in known.models:
-        averaged = average and model.role in ("model", "policy")
-        parts = estimate.trained(known.shapes[model.role], arithmetic, average=averaged)
-        kept = parts._asdict() if model.trained else {"weights": parts.weights}
-        if model.shares is not None:
-            kept = {}
-        standing[model.role] = {name: size for name, size in kept.items() if size}
-    passing = _passing(known)
-    held = sum(size for parts in standing.values() for size in parts.values())
-    held += passing.get("rollout", 0)
-    step = passing["activations"] + passing["logits"]
-    peak = held + max(step, passing.get("decoding_cache", 0), passing.get("merged_copy", 0))
-    free = estimate.free_memory(arithmetic.device)
-    return {
-        "unit": "MiB",
-        **{role: _mib(parts) for role, parts in standing.items()},
-        "largest_micro_batch": _mib(passing),
-        "peak": peak / MIB,
-        "free": None if free is None else free / MIB,
-        "fits": None if free is None else peak <= free,
-    }
+def require_disk(session: Session, config: StageConfig, models: list[Model], read: Inputs) -> None:
+    """There is room for the model folders and training states that a run will write.
+
+    Raises:
+        ResourceError: there is not; nothing has been written.
+    """
+    needed = disk(Known.of(session, config, [m for m in models if m.trained], read))
+    if not needed["fits"]:
+        raise short_of_disk(config, needed)
 
 
-def _passing(known: Known) -> dict[str, int]:
-    """Bytes that come and go: one micro-batch, and in ppo the rollout and its decoding."""
-    config, train = known.config, known.config.train
-    beside = known.inputs.second
-    lengths = known.lengths if beside is None else np.append(known.lengths, beside.lengths)
-    longest = int(known.lengths.max())
-    budget = train.tokens_per_micro_batch
-    tokens = estimate.largest_micro_batch(lengths, batch_size=train.batch_size, budget=budget)
-    widest = max((m for m in known.models if m.trained), key=lambda m: known.shapes[m.role])
-    found = {
-        "activations": estimate.activations(
-            known.shapes[widest.role],
-            known.arithmetic,
-            tokens=tokens,
-            longest=int(lengths.max()),
-            dropout=isinstance(config, SftConfig) and _drops(widest, config),
-            checkpointing=train.gradient_checkpointing,
-        ),
-        "logits": 0,
-    }
-    if config.lora is not None and known.arithmetic.device.type == "cpu":  # they are merged there
-        size = known.shapes[widest.role].parameters * known.arithmetic.weights.itemsize
-        found["merged_copy"] = size
-    policy = next((m for m in known.models if m.kind == "policy" and m.trained), None)
-    if policy is not None:
-        shape = known.shapes[policy.role]
-        found["logits"] = estimate.logits(shape, known.arithmetic, targets=tokens)
-    if isinstance(config, PpoConfig):
-        episodes, prompt = config.rollout.batch_size, longest - known.answer
-        found["decoding_cache"] = estimate.decoding_cache(
-            known.shapes["policy"], known.arithmetic, rows=episodes, width=longest
-        )
-        found["rollout"] = estimate.rollout(episodes=episodes, prompt=prompt, answer=known.answer)
-    return found
-
-
-def _drops(model: Model, config: SftConfig) -> bool:
-    if config.train.dropout is not None:
-        return config.train.dropout > 0
-    return any(getattr(model.config, name, 0) for name in DROPOUT_NAMES)
+def short_of_disk(config: StageConfig, needed: Report) -> ResourceError:
+    """The error for a person who has not enough of it."""
+    return ResourceError(
+        f"about {needed['need']:.0f} MiB are needed for models and training states, and "
+        f"{needed['free']:.0f} are free",
+        where=f"output: {config.output}",
+        do="free some space, lower checkpoint.keep, or give output a folder on another disk; then "
+        "run the same command again with --resume",
+    )
 
 
 def disk(known: Known) -> Report:
     """MiB of the finished folders and of the training states, and what is free there."""
     config, size = known.config, known.arithmetic.weights.itemsize
     saved = 2 if config.checkpoint.dtype == "bfloat16" else size
-    learners = [known.shapes[m.role] for m in known.models if m.trained]
+    learners = [known.shapes[m.role] for m in known.learners]
     averaged = learners[:1] if config.train.ema_decay is not None else []
     last = known.inputs.records.eval is not None and len(learners) == 1
     folders = learners + averaged + (learners if last else [])
@@ -202,9 +174,12 @@ def disk(known: Known) -> Report:
     numbers = (1 + estimate.ADAM) * sum(s.trainable for s in learners)
     state = (numbers + sum(s.trainable for s in averaged)) * size
     # One more than are kept while the newest is written, and perhaps the best.
-    states = config.checkpoint.keep + (2 if last else 1)
-    free = estimate.free_disk(Path(config.output))
-    need = models + states * state
+    states = min(_saves(known), config.checkpoint.keep + (2 if last else 1))
+    folder = Path(config.output)
+    free = room.free_disk(folder) + room.held_by(folder)
+    # A better model is written while the one before it is still there.
+    beside = learners[0].parameters * saved if last else 0
+    need = models + beside + states * state
     return {
         "unit": "MiB",
         "models": models / MIB,
@@ -216,5 +191,7 @@ def disk(known: Known) -> Report:
     }
 
 
-def _mib(sizes: Mapping[str, int]) -> dict[str, float]:
-    return {name: size / MIB for name, size in sizes.items()}
+def _saves(known: Known) -> int:
+    """How many training states a run writes: every so often, and at its end."""
+    told = batches(known)
+    return int(told.get("iterations", told["total_steps"])) // known.config.checkpoint.every + 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stages import budget, inputs, show
+from stages import budget, footprint, inputs, show
 from stages.budget import Known
 from stages.config import PpoConfig, StageConfig
 from stages.data.report import RoleReport
@@ -21,7 +21,7 @@ from stages.inputs import Model
 from stages.models.folder import model_folder, read_identity
 from stages.models.load import max_positions, verdict_of
 from stages.models.precision import choose
-from stages.runtime import estimate, place, start, trackers
+from stages.runtime import place, start, trackers
 from stages.runtime.processes import World
 from stages.runtime.reporter import Reporter
 from stages.runtime.session import Session, precision_of
@@ -55,7 +55,7 @@ def run(config: StageConfig, reporter: Reporter, *, dump: str | None = None) -> 
             "text": _text(text),
             "data": _data(known),
             "batches": budget.batches(known),
-            "memory": budget.memory(known),
+            "memory": footprint.memory(known),
             "disk": budget.disk(known),
             "example": show.first(known.inputs.records.train, text.codec),
         }
@@ -79,17 +79,7 @@ def _session(config: StageConfig, reporter: Reporter, scratch: Path) -> Session:
 
 def _known(session: Session, config: StageConfig, text: start.Text) -> Known:
     models = inputs.models(session, config, text)
-    trusted = config.trust_remote_code
-    shapes = {
-        m.role: estimate.shape_of(
-            m.config,
-            m.kind,
-            trust_remote_code=trusted,
-            lora=config.lora if m.trained else None,
-        )
-        for m in models
-    }
-    return Known(config, session.arithmetic, models, shapes, inputs.load(session, config, text))
+    return Known.of(session, config, models, inputs.load(session, config, text))
 
 
 def _stops(config: StageConfig) -> tuple[str, ...]:
@@ -173,7 +163,7 @@ def _warnings(report: Report) -> Iterator[str]:
             f"the output folder is not empty ({report['config']['output_is']}): the stage will ask "
             "for --resume or --overwrite"
         )
-    batches, memory, disk = report["batches"], report["memory"], report["disk"]
+    batches, memory = report["batches"], report["memory"]
     if "prompts" in batches and batches["prompts"] < batches["episodes_per_iteration"]:
         yield (
             f"fewer prompts ({batches['prompts']}) than rollout.batch_size "
@@ -190,9 +180,4 @@ def _warnings(report: Report) -> Iterator[str]:
             f"about {memory['peak']:.0f} MiB of memory are needed and {memory['free']:.0f} are "
             "free: lower train.tokens_per_micro_batch, set train.gradient_checkpointing, or train "
             "adapters alone (lora)"
-        )
-    if not disk["fits"]:
-        yield (
-            f"about {disk['need']:.0f} MiB of disk are needed and {disk['free']:.0f} are free: "
-            "lower checkpoint.keep or give output another place"
         )

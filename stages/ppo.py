@@ -8,6 +8,7 @@ minibatches on it. Policy and critic are separate networks with an optimiser eac
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages import actors, inputs
+from stages import actors, budget, diagnosis, inputs
 from stages.advantage import Targets, estimate
 from stages.batch import Example
 from stages.config import PpoConfig
@@ -36,7 +37,7 @@ from stages.runtime.loop import Plan, modes_kept, require_finite
 from stages.runtime.optim import trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
-from stages.runtime.session import Session, begin, opened, require_parents
+from stages.runtime.session import Session, begin, opened, precision_of, require_parents
 from stages.update import Update
 
 
@@ -61,8 +62,9 @@ def run(
 def _train(session: Session, config: PpoConfig) -> Result:
     # 1. Text, prompts and the four models; everything that can be refused is refused here.
     text = start.text_of(config, stop=config.rollout.stop)
-    inputs.models(session, config, text)
+    models = inputs.models(session, config, text)
     read = inputs.prompts(session, config, text)
+    budget.require_disk(session, config, models, read)
     readers = actors.load(session, config, text)
     assert readers.critic is not None
     require_parents(session, actors.parents(config))
@@ -143,6 +145,7 @@ class Loop:
             if progress.iteration % config.log.every == 0 or done:
                 row = progress.window.take()
                 logged = session.log("train", row, iteration=progress.iteration)
+                self.diagnose(logged)
             session.reporter.advance(progress.iteration, logged)
             evaluated = progress.iteration % config.evaluate.every == 0 or done
             if evaluated or progress.iteration == 1:
@@ -202,6 +205,7 @@ class Loop:
                 break
             if state["minibatch"] == 0:
                 figures["policy/ratio_first"] = figures["policy/ratio"]
+                figures["policy/shift_first"] = math.sqrt(2 * figures["policy/approx_kl_k2"])
             progress.window.add(figures)
             progress.step += 1
             state["minibatch"] += 1
@@ -297,23 +301,31 @@ class Loop:
             )
         session.progress.selected = {"step": session.progress.step, "by": "last", "value": None}
 
+    def diagnose(self, row: dict[str, float]) -> None:
+        """Warn of what a logged row, and those before it, show to go wrong."""
+        progress = self.session.progress
+        warnings, progress.stage["diagnosis"] = diagnosis.diagnose(
+            row,
+            progress.stage.get("diagnosis", {}),
+            self.config,
+            precision=precision_of(self.session.arithmetic),
+            iteration=progress.iteration,
+        )
+        for text in warnings:
+            self.session.reporter.warn(text)
+
     def guard_kl(self, kl: float) -> None:
-        """Warn, or stop, where the policy has left the reference too far behind.
+        """Stop where the policy has left the reference too far behind.
 
         Raises:
             TrainingError: the KL is above ``kl.stop_above``.
         """
-        limits = self.config.kl
-        if limits.stop_above is not None and kl > limits.stop_above:
+        limit = self.config.kl.stop_above
+        if limit is not None and kl > limit:
             raise TrainingError(
                 f"iteration {self.session.progress.iteration + 1}: the KL to the reference is "
-                f"{kl:.3g} nats per answer, above kl.stop_above {limits.stop_above:g}",
+                f"{kl:.3g} nats per answer, above kl.stop_above {limit:g}",
                 do="raise kl.coef or lower train.learning_rate; the state before is saved",
-            )
-        if limits.warn_above is not None and kl > limits.warn_above:
-            self.session.reporter.warn(
-                f"the KL to the reference is {kl:.3g} nats per answer, above kl.warn_above "
-                f"{limits.warn_above:g}; a larger kl.coef or a smaller learning rate holds it"
             )
 
     def _collect(

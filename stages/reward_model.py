@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages import inputs
+from stages import budget, inputs
 from stages.batch import Group, GroupBatch, pack_groups
 from stages.config import RewardModelConfig
 from stages.data import store
@@ -60,8 +60,9 @@ def run(
 def _train(session: Session, config: RewardModelConfig) -> Result:
     # 1. Text, data and model; a policy gets a fresh head, a reward model goes on with its own.
     text = start.text_of(config)
-    inputs.models(session, config, text)
+    models = inputs.models(session, config, text)
     read = inputs.rankings(session, config, text)
+    budget.require_disk(session, config, models, read)
     loading = start.loading_of(session)
     if is_reward_model(config.model, trust_remote_code=config.trust_remote_code):
         reward = load_reward(config.model, loading)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages import inputs
+from stages import budget, inputs
 from stages.batch import Example, pack
 from stages.config import SftConfig
 from stages.data import store
@@ -59,8 +59,9 @@ def run(
 def _train(session: Session, config: SftConfig) -> Result:
     # 1. Text, data and model; everything that can be refused is refused here.
     text = start.text_of(config)
-    inputs.models(session, config, text)
+    models = inputs.models(session, config, text)
     read = inputs.demonstrations(session, config, text)
+    budget.require_disk(session, config, models, read)
     policy = load_policy(config.model, start.loading_of(session))
     start.adopt(policy, text)
     start.adapt(session, policy, "model")

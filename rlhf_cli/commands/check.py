@@ -34,7 +34,7 @@ def check(
 
     if dump == "-":
         raise ConfigError(
-            "standard output holds the report", do="Name a file.", where="command line: --dump -"
+            "standard output holds the report", do="name a file", where="command line: --dump -"
         )
     loaded = load(config, overrides or [], stage=None)
     silence_libraries(debug=debug)
@@ -44,12 +44,22 @@ def check(
 def check_config(
     config: StageConfig, *, as_json: bool, quiet: bool, dump: str | None = None
 ) -> None:
-    """Check one config of any stage and print the report on stdout."""
+    """Check one config of any stage and print the report on stdout.
+
+    Raises:
+        ResourceError: the disk cannot hold the run; with ``--json`` the failure's object is all.
+    """
     from stages import check as stage_check
 
     with make_reporter(as_json=as_json, quiet=quiet) as reporter:
         report = stage_check.run(config, reporter, dump=dump)
-    print(json.dumps(report) if as_json else "\n".join(as_lines(report)), flush=True)
+    fits = report["disk"]["fits"]
+    if fits or not as_json:
+        print(json.dumps(report) if as_json else "\n".join(as_lines(report)), flush=True)
+    if not fits:
+        from stages.budget import short_of_disk
+
+        raise short_of_disk(config, report["disk"])
 
 
 def as_lines(report: Mapping[str, object], indent: str = "") -> Iterator[str]:

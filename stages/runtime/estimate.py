@@ -1,24 +1,23 @@
 """What a run will need of memory and disk, reckoned from shapes: no weights are read.
 
-Parameters are counted on a model without storage. Activations follow what autograd keeps per token
-of a transformer layer (compare Korthikanti et al. 2022, arXiv 2205.05198, §4.1); they are right to
-a factor of about two, which is what a person needs to choose a token budget.
+Parameters are counted on a model without storage. Activations are what autograd keeps per token of
+a transformer layer (compare Korthikanti et al. 2022, arXiv 2205.05198, §4.1), counted tensor by
+tensor on a Llama. ``make bench-memory`` holds the whole against runs.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
+    PreTrainedModel,
 )
+from transformers.pytorch_utils import Conv1D
 
 from stages.config.shared import Lora
 from stages.models.attention import GROWTH, SDPA_ABOVE
@@ -27,11 +26,10 @@ from stages.models.generate import CACHE_TOKENS
 from stages.models.lora import put_in
 from stages.models.network import Kind
 from stages.models.precision import Arithmetic
-from stages.runtime.place import existing
 
 MIB = 1 << 20
 ADAM = 2  # moments per parameter
-COPIES_OF_LOGITS = 3  # logits, log-softmax and their gradient
+COPIES_OF_LOGITS = 4  # logits in two formats, log-softmax, and two gradients, in fp32 widths
 
 
 class Shape(NamedTuple):
@@ -39,13 +37,18 @@ class Shape(NamedTuple):
 
     Attributes:
         parameters: of the model without adapters.
+        multiplied: numbers in the matrices of its linear layers, the output layer among them.
+        narrowed: those of them that a frozen model holds in the format of the passes.
         layers, hidden, heads, shared_heads, width, vocabulary: as in its config.
         inner: width of the feed-forward.
+        policy: whether it has an output layer over the vocabulary.
         added: numbers of the adapters and of a head that is trained beside the first one; 0 where
             the model itself is trained.
     """
 
     parameters: int
+    multiplied: int
+    narrowed: int
     layers: int
     hidden: int
     inner: int
@@ -53,6 +56,7 @@ class Shape(NamedTuple):
     shared_heads: int
     width: int
     vocabulary: int
+    policy: bool
     added: int = 0
 
     @property
@@ -68,6 +72,22 @@ class Trained(NamedTuple):
     gradients: int
     optimiser: int
     average: int
+
+
+class Load(NamedTuple):
+    """The heaviest optimiser batch of a run.
+
+    Attributes:
+        tokens: N, of its largest micro-batch.
+        keys: how many keys a token of it attends to, on average.
+        targets: of it, for which logits are computed.
+        micro_batches: into how many the batch is cut.
+    """
+
+    tokens: int
+    keys: float
+    targets: int
+    micro_batches: int
 
 
 def shape_of(
@@ -86,12 +106,15 @@ def shape_of(
     with torch.device("meta"):
         model = auto.from_config(config, trust_remote_code=trust_remote_code)
         parameters = sum(p.numel() for p in model.parameters())
+        multiplied, narrowed = _matrices(model)
         if lora is not None:
             put_in(model, kind, lora)
     text = config.get_text_config()
     heads = text.num_attention_heads
     return Shape(
         parameters=parameters,
+        multiplied=multiplied,
+        narrowed=narrowed,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         inner=_first(text, "intermediate_size", "ffn_dim", "n_inner") or 4 * text.hidden_size,
@@ -99,8 +122,17 @@ def shape_of(
         shared_heads=_first(text, "num_key_value_heads") or heads,
         width=_first(text, "head_dim") or text.hidden_size // heads,
         vocabulary=text.vocab_size,
+        policy=kind == "policy",
         added=sum(p.numel() for p in model.parameters()) - parameters,
     )
+
+
+def _matrices(model: PreTrainedModel) -> tuple[int, int]:
+    """Numbers in the matrices of all linear layers, and without those that embed tokens as well."""
+    linear = [m.weight for m in model.modules() if isinstance(m, nn.Linear | Conv1D)]
+    embedding = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    alone = sum(w.numel() for w in linear if id(w) not in embedding)
+    return sum(w.numel() for w in linear), alone
 
 
 def trained(shape: Shape, arithmetic: Arithmetic, *, average: bool) -> Trained:
@@ -111,12 +143,23 @@ def trained(shape: Shape, arithmetic: Arithmetic, *, average: bool) -> Trained:
     return Trained(weights, size, ADAM * size, size if average else 0)
 
 
+def frozen(shape: Shape, arithmetic: Arithmetic) -> int:
+    """Bytes of a model that only reads; its matrices are held in the format of the passes."""
+    full, narrow = arithmetic.weights.itemsize, _compute(arithmetic).itemsize
+    return shape.parameters * full - shape.narrowed * (full - narrow)
+
+
+def casts(shape: Shape, arithmetic: Arithmetic) -> int:
+    """Bytes of the matrices in the format of the passes, beside the master weights."""
+    narrow = 0 if arithmetic.compute is None else arithmetic.compute.itemsize
+    return shape.multiplied * narrow
+
+
 def activations(
     shape: Shape,
     arithmetic: Arithmetic,
+    load: Load,
     *,
-    tokens: int,
-    longest: int,
     dropout: bool,
     checkpointing: bool,
 ) -> int:
@@ -125,58 +168,80 @@ def activations(
     Args:
         shape: of the model.
         arithmetic: number format of the passes.
-        tokens: N, tokens of the micro-batch.
-        longest: tokens of its longest sequence, which every token may attend to.
+        load: tokens of the micro-batch, and keys that each attends to.
         dropout: whether attention weights are dropped in training.
         checkpointing: whether only the input of each layer is kept, and one layer recomputed.
     """
     full, narrow = arithmetic.weights.itemsize, _compute(arithmetic).itemsize
-    scores = longest * (3 if dropout else 0 if longest > SDPA_ABOVE else 1)
-    attention = (2 * shape.heads + 2 * shape.shared_heads) * shape.width + shape.heads * scores
-    residual = 6 * shape.hidden * full  # around the two norms, in the format of the master weights
-    layer = tokens * (residual + (2 * shape.hidden + attention + 4 * shape.inner) * narrow)
+    # Around each of two norms its input and, where its weight is trained, its normalised input.
+    norms = (2 if shape.added else 4) * shape.hidden * full
+    # What q, k, v, gate and up multiply: each casts its own copy, or they share one.
+    products = (2 if arithmetic.compute is None else 5) * shape.hidden * narrow
+    heads = (2 * shape.heads + 2 * shape.shared_heads) * shape.width * narrow
+    scores = shape.heads * load.keys * _score_bytes(arithmetic, load.keys, dropout=dropout)
+    layer = int(load.tokens * (norms + products + heads + scores + 4 * shape.inner * narrow))
     if not checkpointing:
         return shape.layers * layer
-    return shape.layers * tokens * shape.hidden * full + layer
+    return shape.layers * load.tokens * shape.hidden * full + layer
+
+
+def _score_bytes(arithmetic: Arithmetic, keys: float, *, dropout: bool) -> int:
+    """Bytes kept of each attention weight: the softmax, its cast, and what dropout left of it."""
+    fused = arithmetic.device.type == "cuda" and arithmetic.compute is not None
+    if (fused or keys > SDPA_ABOVE) and not dropout:
+        return 0
+    exact = max(4, arithmetic.weights.itemsize)
+    cast = 0 if arithmetic.compute is None else arithmetic.compute.itemsize
+    return exact + cast + (exact + 1 if dropout else 0)
 
 
 def logits(shape: Shape, arithmetic: Arithmetic, *, targets: int) -> int:
     """Bytes of the logits held at once; more than a chunk of them is recomputed piece by piece."""
+    if not shape.policy:
+        return 0
     exact = max(4, arithmetic.weights.itemsize)
     return min(targets * shape.vocabulary, CHUNK) * exact * COPIES_OF_LOGITS
 
 
-def decoding_cache(shape: Shape, arithmetic: Arithmetic, *, rows: int, width: int) -> int:
-    """Bytes of the keys and values of the rows that are decoded side by side."""
+def step(
+    shape: Shape,
+    arithmetic: Arithmetic,
+    load: Load,
+    *,
+    dropout: bool = False,
+    checkpointing: bool = False,
+) -> int:
+    """Bytes of an optimiser step beside weights and moments: its passes and its gradients.
+
+    The backward pass lets go of activations as it makes gradients. Only where several micro-batches
+    are summed are there gradients beside all of the activations.
+    """
+    gradients = shape.trainable * arithmetic.weights.itemsize
+    kept = activations(shape, arithmetic, load, dropout=dropout, checkpointing=checkpointing)
+    passing = casts(shape, arithmetic) + kept + logits(shape, arithmetic, targets=load.targets)
+    # A gradient of the embedding is there twice: as it is made, and as it is added.
+    embedding = 0 if shape.added else shape.vocabulary * shape.hidden * arithmetic.weights.itemsize
+    if load.micro_batches > 1:
+        return passing + gradients + embedding
+    return max(passing + (embedding if shape.policy else 0), gradients + embedding)
+
+
+def decoding(shape: Shape, arithmetic: Arithmetic, *, rows: int, width: int) -> int:
+    """Bytes of sampling: cast weights, keys and values of the rows decoded side by side, and the
+    probabilities of their next tokens.
+    """
     together = min(rows, max(1, CACHE_TOKENS // width))
+    narrow = _compute(arithmetic).itemsize
     values = 2 * shape.layers * shape.shared_heads * shape.width
-    return together * (width + GROWTH) * values * _compute(arithmetic).itemsize
+    cache = together * (width + GROWTH) * values * narrow
+    # Logits, scaled and as probabilities in fp32, and these and their sums in float64.
+    picking = together * shape.vocabulary * (narrow + 2 * 4 + 2 * 8)
+    return casts(shape, arithmetic) + cache + picking
 
 
 def rollout(*, episodes: int, prompt: int, answer: int) -> int:
     """Bytes of a rollout: ids in 8 bytes, five numbers and a mark per answer token."""
     return episodes * (8 * (prompt + answer) + (5 * 4 + 1) * answer)
-
-
-def largest_micro_batch(lengths: Iterable[int], *, batch_size: int, budget: int) -> int:
-    """Tokens of the largest micro-batch that any optimiser batch can give."""
-    ordered = sorted((int(n) for n in lengths), reverse=True)
-    return max(min(budget, sum(ordered[:batch_size])), ordered[0])
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that a new process may still take on the device, or None where that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
-    known = [n for n in (_linux_available(), _control_group_free()) if n is not None]
-    return min(known, default=None) or _physical()
-
-
-def free_disk(folder: Path) -> int:
-    """Bytes free where the folder is or will be."""
-    return shutil.disk_usage(existing(folder)).free
 
 
 def _compute(arithmetic: Arithmetic) -> torch.dtype:
@@ -185,29 +250,3 @@ def _compute(arithmetic: Arithmetic) -> torch.dtype:
 
 def _first(config: PreTrainedConfig, *names: str) -> int | None:
     return next((getattr(config, name) for name in names if getattr(config, name, None)), None)
-
-
-def _linux_available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
-
-
-def _control_group_free() -> int | None:
-    """What the container that this process runs in may still take."""
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((folder / name).read_text() for name in ("memory.max", "memory.current"))
-        return max(0, int(limit) - int(used))
-    except (OSError, ValueError):
-        return None
-
-
-def _physical() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None

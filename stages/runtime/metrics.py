@@ -28,9 +28,13 @@ class Window:
                 self.sums[name] = self.sums.get(name, 0.0) + value
                 self.counts[name] = self.counts.get(name, 0) + 1
 
+    def means(self) -> dict[str, float]:
+        """The mean of each metric so far."""
+        return {name: total / self.counts[name] for name, total in self.sums.items()}
+
     def take(self) -> dict[str, float]:
         """The means, and start anew."""
-        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        means = self.means()
         self.sums, self.counts = {}, {}
         return means
 

@@ -53,6 +53,9 @@ from stages.runtime.signals import StopRequest
 
 Metrics = dict[str, float]
 
+TELLING = ("loss/", "objective/", "optim/")
+"""Groups of metrics that say how a run stood when a guard stopped it."""
+
 
 @dataclass
 class Progress:
@@ -320,6 +323,8 @@ def opened(
             error = caught
             if not isinstance(caught, ResourceError) and memory.is_short(caught):
                 error = memory.explain(caught, config, session.progress.step)
+            elif isinstance(caught, TrainingError):
+                error = _with_figures(caught, session.progress)
             status = "interrupted" if isinstance(error, Interrupted) else "failed"
             if session.begun:
                 # Want of disk or memory must not hide what ended the run.
@@ -421,6 +426,20 @@ def precision_of(arithmetic: Arithmetic) -> str:
     """The number format of the passes, as ``run.json`` says it."""
     dtype = arithmetic.compute or arithmetic.weights
     return {torch.bfloat16: "bf16", torch.float64: "fp64"}.get(dtype, "fp32")
+
+
+def _with_figures(error: TrainingError, progress: Progress) -> TrainingError:
+    """The error of a guard, and what was measured last before it."""
+    figures = {
+        name: value
+        for name, value in (progress.window.means() or progress.last).items()
+        if name.startswith(TELLING)
+    }
+    if not figures:
+        return error
+    listed = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    what = f"{error.what}; measured last: {listed}"
+    return TrainingError(what, where=error.where, do=error.do)
 
 
 def _told(error: Exception) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 from rlhf_cli.app import main
 from rlhf_cli.commands.check import as_lines
 
-REPORT = {
+REPORT: dict[str, Any] = {
     "stage": "sft",
     "data": {
         "train": {"records": 57, "dropped": {"overlong": 2, "empty": 1}, "formats": ["messages"]},
@@ -23,6 +23,7 @@ REPORT = {
         "tokens": [{"token": "Hi", "target": False}, {"token": "[bold]", "target": True}],
     },
     "memory": {"bytes": 1234567.0, "fits": True},
+    "disk": {"need": 3.0, "free": 2.0, "fits": True},
 }
 
 
@@ -78,7 +79,25 @@ def test_report_for_a_person_shows_every_figure_in_its_section(
         "memory",
         "  bytes  1.235e+06",
         "  fits   yes",
+        "disk",
+        "  need  3",
+        "  free  2",
+        "  fits  yes",
     ]
+
+
+def test_a_disk_that_cannot_hold_the_run_is_refused_behind_the_report(
+    fake_check: list[Any], config: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REPORT["disk"], "fits", False)
+    assert main(["check", config]) == 6
+    out, err = capsys.readouterr()
+    assert "  fits  no" in out.splitlines()
+    assert "about 3 MiB are needed" in err
+    assert "2 are free" in err
+    assert main(["check", config, "--json"]) == 6
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["status"], printed["exit"]) == ("failed", 6)
 
 
 def test_overrides_are_part_of_what_is_checked(

@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlhf_cli.commands.check import as_lines
 from stages import check
 from stages.batch import Example, pack
-from stages.errors import CheckpointError, ConfigError, DataError
+from stages.errors import CheckpointError, ConfigError, DataError, ResourceError
 from stages.models.attention import NAME
 from stages.models.forward import response_logps
 from stages.models.network import Network
 from stages.models.precision import Arithmetic
-from stages.runtime import estimate
-from stages.runtime.estimate import MIB
+from stages.runtime import estimate, room
+from stages.runtime.estimate import MIB, Load
 from stages.runtime.reporter import SilentReporter
 from tests.families import tiny_config
 from tests.stages.project import (
@@ -302,28 +302,59 @@ def test_the_estimate_of_activations_is_right_to_a_factor_of_two(
         response_logps(Network(module, "policy", "tree", compute), batch).logp.sum()
     measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     shape = estimate.shape_of(config, "policy")
-    told = estimate.activations(
-        shape,
-        arithmetic,
-        tokens=sum(lengths),
-        longest=max(lengths),
-        dropout=False,
-        checkpointing=False,
-    ) + estimate.logits(shape, arithmetic, targets=sum(lengths) // 2)
+    load = Load(sum(lengths), keys=max(lengths), targets=sum(lengths) // 2, micro_batches=1)
+    told = (
+        estimate.activations(shape, arithmetic, load, dropout=False, checkpointing=False)
+        + estimate.casts(shape, arithmetic)
+        + estimate.logits(shape, arithmetic, targets=load.targets)
+    )
     assert measured / 2 <= told <= measured * 2
 
 
 def test_a_run_that_does_not_fit_is_warned_of(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(estimate, "free_disk", lambda folder: 1000)
+    monkeypatch.setattr(room, "free_memory", lambda device: 1000)
     listener = Listener()
     report = check.run(project.config("sft"), listener)
     assert report["memory"]["fits"] is False
-    assert report["disk"]["fits"] is False
     assert any("of memory are needed" in warning for warning in listener.warnings)
-    assert any("of disk are needed" in warning for warning in listener.warnings)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_that_the_disk_cannot_hold_ends_before_anything_is_written(
+    stage: str, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need = report_of(project, stage)["disk"]["need"] * MIB
+    monkeypatch.setattr(room, "free_disk", lambda folder: int(need) - 1)
+    assert report_of(project, stage)["disk"]["fits"] is False
+    run = importlib.import_module(f"stages.{stage}").run
+    with pytest.raises(ResourceError, match="MiB are needed for models and training") as caught:
+        run(project.config(stage), SilentReporter())
+    assert caught.value.exit_code == 6
+    assert not Path(f"runs/{stage}/run.json").exists()
+    monkeypatch.setattr(room, "free_disk", lambda folder: int(need) + 1)
+    assert run(project.config(stage), SilentReporter()).status == "done"
+
+
+def test_what_the_earlier_run_left_counts_as_free(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = importlib.import_module("stages.sft").run
+    run(project.config("sft"), SilentReporter())
+    left = sum(f.stat().st_size for f in Path("runs/sft").glob("*/**/*") if f.is_file())
+    monkeypatch.setattr(room, "free_disk", lambda folder: 0)
+    disk = report_of(project, "sft")["disk"]
+    assert disk["free"] * MIB == pytest.approx(left, rel=1e-9)
+    assert disk["fits"]
+    assert run(project.config("sft"), SilentReporter(), overwrite=True).status == "done"
+
+
+def test_a_run_writes_no_more_training_states_than_it_has_saves(project: Project) -> None:
+    told = report_of(project, "sft", train__max_steps=3, checkpoint__every=500)["disk"]
+    assert told["checkpoints_at_most"] == 1
+    told = report_of(project, "sft", train__max_steps=9, checkpoint__every=2)["disk"]
+    assert told["checkpoints_at_most"] == 3, "two are kept while the third is written"
 
 
 # What it leaves alone.

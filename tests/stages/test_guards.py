@@ -59,6 +59,13 @@ def test_a_loss_that_breaks_stops_the_run_and_names_step_and_quantity(
     told = run_json(output)
     assert told["status"] == "failed"
     assert told["error"]["kind"] == "training"
+    assert "; measured last: " in caught.value.what
+    assert "optim/lr 1e+200" in caught.value.what
+    if stage != "ppo":  # its first row comes after the iteration
+        (row,) = rows(output, "train")
+        loss = {"sft": "loss/sft", "reward_model": "loss/ranking"}[stage]
+        assert f"{loss} {row[loss]:.4g}" in caught.value.what
+    assert told["error"]["what"] == str(caught.value)
     require_whole(output)
     assert [path.name for path in checkpoints(output)] == ["step-000001"]
 

@@ -60,7 +60,7 @@ def test_cutting_the_distribution_is_warned_of_by_name(project: Project) -> None
         assert any(f"rollout.{name}" in text for text in listener.warnings)
     plain = Listener()
     ppo.run(project.config("ppo"), plain)
-    assert plain.warnings == []
+    assert not any("rollout.top" in text for text in plain.warnings)
 
 
 # The critic.
