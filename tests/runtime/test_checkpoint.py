@@ -71,6 +71,8 @@ def test_the_newest_complete_checkpoint_is_taken_by_number(folder):
     assert step_of(found) == 1_000_000
     rotate(folder, keep=2, protect=[])
     assert steps(folder) == [900_000, 1_000_000]
+    rotate(folder, keep=1, protect=[])
+    assert steps(folder) == [1_000_000]
 
 
 def test_an_incomplete_checkpoint_is_passed_over_with_a_notice(folder):
