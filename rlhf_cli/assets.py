@@ -22,6 +22,6 @@ def asset(relative: str) -> Path:
             return place / relative
     raise ConfigError(
         f"{relative} is missing from this installation",
-        do="Install rlhf-cli again.",
+        do="install rlhf-cli again",
         where=str(PACKAGE),
     )

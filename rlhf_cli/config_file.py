@@ -90,7 +90,7 @@ def _refuse_other_stage(source: _Source, stage: str | None) -> None:
         raise ConfigError(
             f"this is {article} {given} config; run rlhf {COMMANDS[given]} {source.name}",
             where=_placed(Problem(("stage",), "", "value"), source).where,
-            do=f"Or give rlhf {COMMANDS[stage]} a config with stage: {stage}.",
+            do=f"or give rlhf {COMMANDS[stage]} a config with stage: {stage}",
         )
 
 
@@ -103,15 +103,15 @@ def _read(path: str) -> _Source:
         raise ConfigError(
             str(error),
             where=_in_file(name, error.mark),
-            do="Correct the file; a config is one YAML 1.2 mapping of keys to values.",
+            do="correct the file; a config is one YAML 1.2 mapping of keys to values",
         ) from None
     if not isinstance(values, dict):
         what = "the file is empty" if values is None else "the file is not a mapping of keys"
         raise ConfigError(
             what,
             where=_in_file(name, _TOP),
-            do=f"Begin it with stage: and one of {', '.join(STAGES)}; "
-            "rlhf init writes complete examples.",
+            do=f"begin it with stage: and one of {', '.join(STAGES)}; "
+            "rlhf init writes complete examples",
         )
     return _Source(name, values, places, {})
 
@@ -122,12 +122,12 @@ def _bytes(path: str) -> bytes:
     try:
         return File(path).read_bytes()
     except FileNotFoundError:
-        what, do = "no such file", "Check the path; rlhf init writes complete examples."
+        what, do = "no such file", "check the path; rlhf init writes complete examples"
     except IsADirectoryError:
-        what, do = "is a folder, not a config file", "Name the YAML file in it."
+        what, do = "is a folder, not a config file", "name the YAML file in it"
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        what, do = f"cannot be read: {reason}", "Check the path and its permissions."
+        what, do = f"cannot be read: {reason}", "check the path and its permissions"
     raise ConfigError(what, where=path, do=do)
 
 
@@ -140,7 +140,7 @@ def _decoded(data: bytes, name: str) -> str:
         raise ConfigError(
             f"byte 0x{data[error.start]:02x} is not UTF-8",
             where=_in_file(name, mark),
-            do="Save the file as UTF-8.",
+            do="save the file as UTF-8",
         ) from None
 
 
@@ -218,7 +218,7 @@ def _in_file(name: str, mark: Mark) -> str:
 def _all_of(findings: list[_Finding], stage: object) -> ConfigError:
     """One error for all findings, each on its line with its place."""
     word = stage if _is_stage(stage) else "STAGE"
-    do = f"Correct it; rlhf config schema {word} prints every key with its meaning."
+    do = f"correct it; rlhf config schema {word} prints every key with its meaning"
     if len(findings) == 1:
         return ConfigError(findings[0].what, where=findings[0].where, do=do)
     ordered = sorted(findings, key=lambda finding: finding.order)

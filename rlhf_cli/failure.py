@@ -21,10 +21,10 @@ SIGINT_CODE = 130
 SIGPIPE_CODE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK = {
-    **dict.fromkeys(FULL, "Free some space"),
-    errno.EFBIG: "Raise the limit on the size of a file (ulimit -f)",
-    errno.EIO: "Look after the disk, which reports an error",
-    errno.EROFS: "Let the file system be written to",
+    **dict.fromkeys(FULL, "free some space"),
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+    errno.EIO: "look after the disk, which reports an error",
+    errno.EROFS: "let the file system be written to",
 }
 """What a disk may answer instead of writing, and what to do about it."""
 
@@ -74,7 +74,7 @@ def explain(error: BaseException) -> Failure:
             "interrupted",
             "",
             "interrupted",
-            "Run the same command again.",
+            "run the same command again",
         )
     if callable(getattr(error, "format_message", None)):
         return _usage(error)
@@ -118,7 +118,7 @@ def _usage(error: BaseException) -> Failure:
     command = context.command_path if context is not None else "rlhf"
     is_help = message.startswith("Usage:")  # what a group of commands says without a command
     what = "missing command" if is_help else message[:1].lower() + message[1:].rstrip(".")
-    return Failure(USAGE, "config", "command line", what, f"See {command} --help.")
+    return Failure(USAGE, "config", "command line", what, f"see {command} --help")
 
 
 def _resource(error: BaseException) -> Failure | None:
@@ -129,7 +129,7 @@ def _resource(error: BaseException) -> Failure | None:
     if number not in DISK:
         return None
     where = getattr(error, "filename", None) or ""
-    do = f"{DISK[number]}, then run the same command again with --resume."
+    do = f"{DISK[number]}, then run the same command again with --resume"
     what = "the disk is full" if number in FULL else os.strerror(number)
     return Failure(RESOURCE, "resource", str(where), what, do)
 
@@ -143,8 +143,8 @@ def _out_of_memory(error: BaseException) -> Failure:
     first_line = str(error).strip().partition("\n")[0]
     what = f"out of memory: {first_line}" if first_line else "out of memory"
     do = (
-        "Lower train.tokens_per_micro_batch (the result stays the same) and use --resume; "
-        "outside of training, take shorter texts or fewer of them at a time."
+        "lower train.tokens_per_micro_batch (the result stays the same) and use --resume; "
+        "outside of training, take shorter texts or fewer of them at a time"
     )
     return Failure(RESOURCE, "resource", "", what, do)
 
@@ -159,11 +159,11 @@ def _lost_peer(error: BaseException) -> Failure | None:
     )
     if not lost:
         return None
-    do = "Look at the message of the process that ended first."
+    do = "look at the message of the process that ended first"
     return Failure(BUG, "peer", "", "another process of this run has ended", do)
 
 
 def _bug(error: BaseException) -> Failure:
     what = f"{type(error).__name__}: {error}"
-    do = "This is a bug in rlhf; please report it with the traceback."
+    do = "report it with the traceback: this is a bug in rlhf"
     return Failure(BUG, "bug", "", what, do)

@@ -63,16 +63,14 @@ def parse(text: str) -> Gate:
     """
     match = PATTERN.fullmatch(text)
     if match is None:
-        raise _error(text, "not of the form metric>=number", "Write it like 'eval/accuracy>=0.7'.")
+        raise _error(text, "not of the form metric>=number", "write it like 'eval/accuracy>=0.7'")
     _check_name(text, match["name"])
     try:
         bound = float(match["bound"])
     except ValueError:
         bound = math.nan
     if not math.isfinite(bound):
-        raise _error(
-            text, f"{match['bound']} is not a finite number", "Give a number as the bound."
-        )
+        raise _error(text, f"{match['bound']} is not a finite number", "give a number as the bound")
     return Gate(match["name"], match["operator"], bound)
 
 
@@ -86,7 +84,7 @@ def check(gates: Sequence[Gate], metrics: Mapping[str, float]) -> None:
     if objections:
         raise GateError(
             "; ".join(objections),
-            do="Train longer or on better data, or change the bound; the model is saved.",
+            do="train longer or on better data, or change the bound; the model is saved",
             where="--require",
         )
 
@@ -94,10 +92,10 @@ def check(gates: Sequence[Gate], metrics: Mapping[str, float]) -> None:
 def _check_name(text: str, name: str) -> None:
     group, slash, rest = name.partition("/")
     if not slash or not re.fullmatch(r"[A-Za-z0-9_.]+", rest):
-        raise _error(text, f"{name} is not a metric", "Metrics are named group/name.")
+        raise _error(text, f"{name} is not a metric", "name it as group/name")
     if group not in GROUPS:
         close = difflib.get_close_matches(group, GROUPS, n=1)
-        hint = f"Did you mean {close[0]}/{rest}?" if close else f"Groups: {', '.join(GROUPS)}."
+        hint = f"write {close[0]}/{rest}" if close else f"name one of a group: {', '.join(GROUPS)}"
         raise _error(text, f"{name} is not a metric", hint)
 
 

@@ -49,7 +49,7 @@ class ProcessDied(RlhfError):
     kind = "crash"
 
     def __init__(self, signum: int, *, what: str) -> None:
-        super().__init__(what, do="Run again with --num-processes 1 to see whether it repeats.")
+        super().__init__(what, do="run again with --num-processes 1 to see whether it repeats")
         self.exit_code = 128 + signum
 
 
@@ -120,20 +120,20 @@ def check_world(processes: int | None, *, config: str) -> bool:
     if processes < 1:
         raise ConfigError(
             f"cannot start {processes} processes",
-            do="Give 1 or more.",
+            do="give 1 or more",
             where=f"command line: {FLAG}",
         )
     present = os.environ.get("WORLD_SIZE")
     if present is not None:
         raise ConfigError(
             f"this process is already one of {present} that another launcher started",
-            do=f"Leave {FLAG} out and set the number there.",
+            do=f"leave {FLAG} out and set the number there",
             where=f"command line: {FLAG}",
         )
     if processes > 1 and config == "-":
         raise ConfigError(
             "several processes cannot read one standard input",
-            do="Put the config into a file.",
+            do="put the config into a file",
             where=f"command line: {FLAG}",
         )
     return processes > 1
@@ -309,7 +309,7 @@ def _death(world: _World, member: _Member, signum: signal.Signals) -> RlhfError:
     if signum == signal.SIGKILL:
         return ResourceError(
             f"{name} was killed (SIGKILL), most likely by the kernel for want of memory",
-            do="Lower train.tokens_per_micro_batch or the number of processes and use --resume: "
-            "the last checkpoint is whole.",
+            do="lower train.tokens_per_micro_batch or the number of processes and use --resume: "
+            "the last checkpoint is whole",
         )
     return ProcessDied(signum, what=f"{name} was ended by {signum.name}")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedConfig
 
 from stages.config import PpoConfig, RewardModelConfig, SftConfig, StageConfig
+from stages.config.ppo import Kl
 from stages.data import store
 from stages.data.store import LoadSpec, Splits, Store
 from stages.errors import CheckpointError
@@ -29,6 +30,9 @@ from stages.models.load import (
 from stages.models.network import Kind
 from stages.runtime import start
 from stages.runtime.session import Session
+
+ADAPTIVE = ("target", "horizon", "gain")
+"""Keys of ``kl`` that the adaptive controller alone reads."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,7 @@ def _load(session: Session, text: start.Text, spec: LoadSpec) -> Splits:
 
 
 def _remark(session: Session, config: PpoConfig) -> None:
+    """What works and may not be meant."""
     if config.rollout.top_p < 1 or config.rollout.top_k > 0:
         session.reporter.warn(
             "rollout.top_p or rollout.top_k cuts the distribution that answers are sampled from; "
@@ -254,6 +259,27 @@ def _remark(session: Session, config: PpoConfig) -> None:
             f"the paper does not print the policy's learning rate; {config.train.learning_rate:g} "
             "is used"
         )
+    minibatch, episodes = config.train.batch_size, config.rollout.batch_size
+    if minibatch > episodes:
+        session.reporter.note(
+            f"train.batch_size ({minibatch}) is above rollout.batch_size ({episodes}): a rollout "
+            "is one minibatch"
+        )
+    unused = [name for name in ADAPTIVE if getattr(config.kl, name) != getattr(Kl(), name)]
+    if unused and config.kl.controller == "fixed":
+        named = " and ".join(f"kl.{name}" for name in unused)
+        session.reporter.warn(f"{named} without effect: kl.controller is fixed, not adaptive")
+    if _is_critic(config.reward.path):
+        session.reporter.warn(
+            f"reward.path ({config.reward.path}) is a critic: it has learned to foretell returns, "
+            "not to judge answers; rlhf train-rm makes a reward model"
+        )
+
+
+def _is_critic(source: str) -> bool:
+    folder = model_folder(source)
+    identity = read_identity(folder) if folder.is_dir() else None
+    return identity is not None and identity.kind == "critic"
 
 
 def _beside(session: Session, text: start.Text, spec: LoadSpec, role: str) -> Splits:

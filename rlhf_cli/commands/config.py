@@ -36,22 +36,26 @@ def show(
 
 @app.command()
 def schema(
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="sft, reward_model or ppo.")],
+    stage: Annotated[
+        str, typer.Argument(metavar="STAGE", help="sft, reward_model (or train-rm), or ppo.")
+    ],
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
     """Print the JSON Schema of a stage's config."""
+    from rlhf_cli.config_file import COMMANDS
     from stages.config import STAGES
     from stages.config.problems import suggestion
     from stages.errors import ConfigError
 
-    if stage not in STAGES:
-        known = "reward_model" if stage == "train-rm" else stage
+    words = {command: word for word, command in COMMANDS.items()} | {word: word for word in STAGES}
+    if stage not in words:
         raise ConfigError(
-            f"no stage is called {stage}{suggestion(known, list(STAGES))}",
-            do=f"Name one of {', '.join(STAGES)}.",
+            f"no stage is called {stage}{suggestion(stage, list(words))}",
+            do=f"name one of {', '.join(STAGES)}",
+            where="command line: STAGE",
         )
-    described = STAGES[stage].model_json_schema()
+    described = STAGES[words[stage]].model_json_schema()
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     typer.echo(json.dumps({**dialect, **described}, indent=2, ensure_ascii=False))

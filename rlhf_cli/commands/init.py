@@ -65,7 +65,7 @@ def refuse_existing(folder: Path) -> None:
     if taken:
         raise ConfigError(
             "exists already and is not overwritten",
-            do="Name a new folder: rlhf init DIR.",
+            do="name a new folder: rlhf init DIR",
             where=str(taken[0]),
         )
 
@@ -81,7 +81,7 @@ def build(folder: Path) -> None:
         scratch = tempfile.TemporaryDirectory(prefix=".rlhf-init-", dir=folder)
     except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
-            "cannot be written", do="Name a folder of your own: rlhf init DIR.", where=str(folder)
+            "cannot be written", do="name a folder of your own: rlhf init DIR", where=str(folder)
         ) from error
     with scratch as made:
         _fill(Path(made))

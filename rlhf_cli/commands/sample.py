@@ -80,7 +80,7 @@ def _check_numbers(
 def _require(holds: bool, option: str, value: object, right: str) -> None:
     if not holds:
         raise ConfigError(
-            f"{value} is out of range", do=f"Give {right}.", where=f"command line: {option}"
+            f"{value} is out of range", do=f"give {right}", where=f"command line: {option}"
         )
 
 
@@ -90,7 +90,7 @@ def _check_output(file: str | None, *, resume: bool, as_json: bool) -> None:
         if file is None and given:
             raise ConfigError(
                 f"{option} needs the answers in a file",
-                do="Add --output FILE.",
+                do="add --output FILE",
                 where=f"command line: {option}",
             )
 

@@ -67,7 +67,7 @@ def stage_command(word: str, *, description: str) -> Callable[..., int]:
         if resume and overwrite:
             raise ConfigError(
                 "--resume and --overwrite exclude each other",
-                do="Keep one: --resume goes on with the run, --overwrite replaces it.",
+                do="keep one: --resume goes on with the run, --overwrite replaces it",
                 where="command line",
             )
         bounds = [gates.parse(text) for text in require or ()]

@@ -45,7 +45,7 @@ class InvalidConfig(ConfigError):
 
     def __init__(self, problems: list[Problem]) -> None:
         lines = [f"{dotted(p.path)}: {p.message}" if p.path else p.message for p in problems]
-        super().__init__("\n".join(lines), do="Correct the config and run the command again.")
+        super().__init__("\n".join(lines), do="correct the config and run the command again")
         self.problems = problems
 
 
@@ -197,7 +197,7 @@ def _escaped(details: ErrorDetails) -> str:
 
 def _length(details: ErrorDetails) -> str:
     context = details["ctx"]
-    wanted = context.get("min_length", context.get("max_length"))
+    wanted = context.get("max_length") or f"at least {context['min_length']}"
     return f"expected a list of {wanted} values, got {context['actual_length']}"
 
 

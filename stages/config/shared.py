@@ -23,8 +23,12 @@ from stages.config.base import (
     Text,
     Whole,
     disagreement,
+    dotted,
     kind,
+    leaves,
 )
+
+LARGEST = 3.4028234e38  # of the numbers in fp32
 
 Format = Literal[
     "auto",
@@ -285,4 +289,14 @@ class StageConfig(Section):
     def _keeps_the_input_model(self) -> StageConfig:
         if os.path.normpath(self.output) == os.path.normpath(self.model):
             raise disagreement("output", "is also the model to start from; name another folder")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_number_format(self) -> StageConfig:
+        if self.train.precision != "fp64":
+            for path, value in leaves(self):
+                if isinstance(value, float) and abs(value) > LARGEST:
+                    raise disagreement(
+                        dotted(path), f"must be at most {LARGEST:.3g} in fp32, got {value:g}"
+                    )
         return self

@@ -98,7 +98,7 @@ def require_unlocked(folder: Path) -> None:
 
 def existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 
 def state_of(folder: Path) -> str:

@@ -51,7 +51,8 @@ def text_of(config: StageConfig, *, stop: tuple[str, ...] = ()) -> Text:
     identity = read_identity(folder) if folder.is_dir() else None
     extra = (*_configured_stops(folder), *(_stop_id(tokenizer, text) for text in stop))
     codec = _codec(tokenizer, config, extra)
-    rows = read_model_config(config.model, config.trust_remote_code).get_text_config().vocab_size
+    about = read_model_config(config.model, config.trust_remote_code).get_text_config()
+    rows = getattr(about, "vocab_size", 0)  # a model without words is refused as such, later
     pad = choose_pad(tokenizer, rows, codec.stop_ids)
     codec = _codec(tokenizer, config, extra)
     if codec.template is not None:

@@ -56,19 +56,19 @@ def test_each_user_error_ends_with_its_exit_code_and_no_traceback(
 
 
 def test_an_error_names_its_place(fake_sft: Any, config: str, capsys: Any) -> None:
-    fake_sft(errors.DataError("not JSON", do="Correct it.", where="data.jsonl:7: response"))
+    fake_sft(errors.DataError("not JSON", do="correct it", where="data.jsonl:7: response"))
     assert main(["sft", config]) == 3
     assert "error: data.jsonl:7: response: not JSON\n" in capsys.readouterr().err
 
 
 def test_json_failure_is_one_object_on_stdout(fake_sft: Any, config: str, capsys: Any) -> None:
-    fake_sft(errors.DataError("empty", do="Add lines.", where="data.jsonl"))
+    fake_sft(errors.DataError("empty", do="add lines", where="data.jsonl"))
     assert main(["sft", config, "--json"]) == 3
     out, err = capsys.readouterr()
     assert json.loads(out) == {
         "status": "failed",
         "exit": 3,
-        "error": {"kind": "data", "where": "data.jsonl", "what": "empty", "do": "Add lines."},
+        "error": {"kind": "data", "where": "data.jsonl", "what": "empty", "do": "add lines"},
     }
     assert "error: data.jsonl: empty" in err
 
@@ -85,7 +85,7 @@ def test_a_bug_keeps_its_traceback_and_exits_with_1(
 
 
 def test_debug_shows_the_traceback_of_a_user_error(fake_sft: Any, config: str, capsys: Any) -> None:
-    fake_sft(errors.DataError("empty", do="Add lines."))
+    fake_sft(errors.DataError("empty", do="add lines"))
     assert main(["sft", config, "--debug"]) == 3
     assert capsys.readouterr().err.startswith("Traceback")
 
@@ -122,11 +122,11 @@ def test_ctrl_c_exits_with_130(fake_sft: Any, config: str, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("argv", "what", "do"),
     [
-        (["sft"], "missing argument 'CONFIG'", "See rlhf sft --help."),
-        (["sfd"], "no such command 'sfd'. Did you mean 'sft'?", "See rlhf --help."),
-        (["sft", "c.yaml", "--resum"], "no such option: --resum", "See rlhf sft --help."),
-        (["sample", "p", "q", "--k", "many"], "invalid value for '--k'", "See rlhf sample --help."),
-        ([], "missing command", "See rlhf --help."),
+        (["sft"], "missing argument 'CONFIG'", "see rlhf sft --help"),
+        (["sfd"], "no such command 'sfd'. Did you mean 'sft'?", "see rlhf --help"),
+        (["sft", "c.yaml", "--resum"], "no such option: --resum", "see rlhf sft --help"),
+        (["sample", "p", "q", "--k", "many"], "invalid value for '--k'", "see rlhf sample --help"),
+        ([], "missing command", "see rlhf --help"),
     ],
 )
 def test_usage_errors_have_the_same_two_lines_and_exit_2(

@@ -15,7 +15,12 @@ import torch
 
 from rlhf_cli.app import main
 from rlhf_cli.console import PlainReporter
-from tests.cli.bad_input import CASES, KIND, Bad, make_project
+from tests.cli import bad_input
+from tests.cli.bad_input import KIND, Bad, make_project
+from tests.cli.bad_input_fields import FIELDS
+from tests.cli.bad_input_places import PLACES
+
+CASES = [*bad_input.CASES, *PLACES, *FIELDS]
 
 
 @pytest.fixture(scope="session")
@@ -78,12 +83,20 @@ def test_bad_input_is_told_in_two_sentences_and_changes_nothing(
     for words in case.what:
         assert words in error["what"]
     assert case.do in error["do"]
-    assert error["do"]
+    assert error["do"][:1] == error["do"][:1].lower()
+    assert error["do"][-1:] not in ("", ".")
+    for name in case.told:
+        (folder / name).write_bytes(before[name] or b"")
     assert contents(folder) == before
-    if case.as_check:
+    if case.as_check and argv[0] != "check":
         assert failed(["check", *argv[1:]], capsys)["error"] == error
         assert contents(folder) == before
     del held
+
+
+def test_there_are_150_cases_or_more_and_none_comes_twice() -> None:
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names)) >= 150
 
 
 def test_every_message_is_free_of_the_tool_s_own_names(folder: Path) -> None:

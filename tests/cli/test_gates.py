@@ -53,7 +53,7 @@ def test_a_requirement_of_another_form_is_refused(text: str) -> None:
 def test_an_unknown_group_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError) as caught:
         gates.parse("evl/accuracy>=0.7")
-    assert caught.value.do == "Did you mean eval/accuracy?"
+    assert caught.value.do == "write eval/accuracy"
 
 
 def test_a_failed_gate_names_metric_value_and_bound() -> None:

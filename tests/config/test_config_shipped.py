@@ -136,8 +136,15 @@ def test_every_section_admits_no_other_key_and_no_infinite_number(stage):
         assert section.__doc__
 
 
+def test_the_schema_answers_to_the_name_of_the_command_too(capsys):
+    assert main(["config", "schema", "reward_model"]) == 0
+    by_word = capsys.readouterr().out
+    assert main(["config", "schema", "train-rm"]) == 0
+    assert capsys.readouterr().out == by_word
+
+
 def test_the_schema_of_an_unknown_stage_is_a_usage_error(capsys):
-    assert main(["config", "schema", "train-rm"]) == 2
+    assert main(["config", "schema", "reward-model"]) == 2
     assert "did you mean reward_model?" in capsys.readouterr().err
 
 

@@ -1,0 +1,106 @@
+"""A folder that may only be read and a disk that is full, through every command that writes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_cli.app import main
+from tests.cli.bad_input import make_project
+from tests.cli.test_resources import NEWNS, NEWUSER, limited
+
+READ_ONLY = 1  # MS_RDONLY of <sys/mount.h>
+PRIVATE = 0x44000  # MS_REC | MS_PRIVATE: nothing is seen outside of this process
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mounts as Linux keeps them")
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    make_project(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project, with a folder ``disk`` for another file system."""
+    copy = tmp_path / "project"
+    shutil.copytree(template, copy)
+    (copy / "disk").mkdir()
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    return copy
+
+
+def mounted(place: Path, *, pages: int, flags: int = 0) -> Callable[[], None]:
+    """A file system of so many pages that this process alone sees; exit 98 where not allowed."""
+
+    def mount() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(NEWNS) and libc.unshare(NEWUSER | NEWNS):
+            os._exit(98)
+        libc.mount(b"none", b"/", None, PRIVATE, None)
+        options = f"size={pages * 4096}".encode()
+        if libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", flags, options):
+            os._exit(98)
+
+    return mount
+
+
+def refused(mount: Callable[[], None], argv: str, tmp_path: Path) -> tuple[int, dict[str, Any]]:
+    """Exit code and error of a command on that file system."""
+    ended = limited(mount, *shlex.split(argv), out=tmp_path)
+    if ended.code == 98:
+        pytest.skip("this process may not mount a file system")
+    assert "Traceback" not in ended.text
+    assert ended.told["exit"] == ended.code
+    return ended.code, ended.told["error"]
+
+
+WRITES = {
+    "sft": "sft sft.yaml output=disk/run",
+    "train-rm": "train-rm rm.yaml output=disk/run",
+    "ppo": "ppo ppo.yaml output=disk/run",
+    "check": "check sft.yaml output=disk/run",
+    "dump": "check sft.yaml --dump disk/dump.jsonl",
+    "sample": "sample base prompts.jsonl --output disk/answers.jsonl --max-new-tokens 2",
+    "convert": "data convert demonstrations.jsonl --to trl --output disk/out.jsonl",
+    "init": "init disk/project",
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_folder_that_may_only_be_read_is_a_mistake_in_the_config(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    mount = mounted(folder / "disk", pages=64, flags=READ_ONLY)
+    code, error = refused(mount, WRITES[name], tmp_path)
+    assert code == 2, error
+    assert error["kind"] == "config"
+    assert "cannot be written" in error["what"]
+    assert "disk/" in error["where"]
+    assert "folder" in error["do"]
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if name != "init"])
+def test_a_full_disk_is_want_of_a_resource(name: str, folder: Path, tmp_path: Path) -> None:
+    code, error = refused(mounted(folder / "disk", pages=1), WRITES[name], tmp_path)
+    assert code == 6, error
+    assert error["kind"] == "resource"
+    assert "disk/" in error["where"]
+    assert "MiB are needed" in error["what"] or "the disk is full" in error["what"]
+    assert "free some space" in error["do"]
+
+
+def test_the_same_commands_pass_where_there_is_room(folder: Path) -> None:
+    for argv in WRITES.values():
+        assert main([*shlex.split(argv), "--quiet"]) == 0, argv
