@@ -101,21 +101,17 @@ SAVE = {
 }
 MOMENTS: dict[str, dict[str, Moment]] = {
     "sft": {
-        "between two steps": Moment("before", 2),
         "at the end of an epoch": Moment("before", 3),
-        "behind the save of an epoch's end": Moment("behind", 3),
         **{text: Moment(at, 3, operation) for text, (at, operation) in SAVE.items()},
     },
     "reward_model": {
-        "at the end of an epoch": Moment("before", 4),
+        "between two steps": Moment("before", 3),
         "behind the save of an epoch's end": Moment("behind", 2),
-        **{text: Moment(at, 3, operation) for text, (at, operation) in SAVE.items()},
+        "a file of it is half written": Moment("inside", 3, "save_file"),
     },
     "ppo": {
-        "in the first inner epoch": Moment("update", 2),
         "in the second inner epoch": Moment("update", 8),
         "between two iterations": Moment("before", 1),
-        "behind the save of an iteration": Moment("behind", 2),
         "a file of it is half written": Moment("inside", 2, "save_file"),
         "it is in its place without its mark": Moment("inside", 2, "replace"),
     },

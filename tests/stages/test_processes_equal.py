@@ -135,8 +135,8 @@ def test_invariant_5_two_processes_compute_what_one_computes(stage: str, precisi
             assert_equal(got, expected, **WEIGHTS[precision])
     assert {"model.safetensors", "ema.safetensors"} <= {*files}
     assert_equal(weights(f"{two}/model"), weights(f"{one}/model"), **WEIGHTS[precision])
-    if stage == "ppo":
-        assert_equal(samples(two), samples(one), **ROWS[precision])
+    if stage == "ppo":  # each with its KL, a sum of differences of log-probabilities
+        assert_equal(samples(two), samples(one), rtol=1e-5, atol=10 * ROWS[precision]["atol"])
 
 
 @pytest.mark.parametrize("stage", STAGES)

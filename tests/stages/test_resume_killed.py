@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 
 # The newest checkpoint that is whole behind the kill; where there is none, the run starts anew.
 LEFT = {
-    "sft": ["step-000001", "step-000002", "step-000003", *["step-000002"] * 2, "step-000003"],
-    "reward_model": ["step-000003", "step-000002", *["step-000002"] * 2, "step-000003"],
-    "ppo": [None, "step-000004", None, "step-000008", "step-000004", "step-000004"],
+    "sft": ["step-000002", "step-000002", "step-000002", "step-000003"],
+    "reward_model": ["step-000002", "step-000002", "step-000002"],
+    "ppo": ["step-000004", None, "step-000004", "step-000004"],
 }
 
 
