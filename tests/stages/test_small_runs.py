@@ -12,7 +12,7 @@ import torch
 from stages import ppo, reward_model, sft
 from stages.advantage import estimate
 from stages.config import PpoConfig, resolve
-from stages.functional.returns import after_last_mask
+from stages.functional.returns import after_last_mask, shape_rewards
 from stages.rollout import Rollout
 from stages.runtime.reporter import SilentReporter
 from tests.stages.project import (
@@ -91,7 +91,7 @@ def of_ppo(**sections: Any) -> PpoConfig:
 
 
 @pytest.mark.parametrize("position", ["last", "after_last"])
-def test_the_score_lands_on_a_real_token_and_an_empty_answer_gets_none(position: str) -> None:
+def test_the_score_lands_on_a_real_token_and_an_empty_answer_gets_none(position: Any) -> None:
     ppo_section = {"lam": 1.0, "whiten_advantages": False}
     config = of_ppo(ppo=ppo_section, score={"position": position})
     found = estimate(short_answers(), config, kl_coef=0.1)
@@ -101,6 +101,11 @@ def test_the_score_lands_on_a_real_token_and_an_empty_answer_gets_none(position:
     assert float(found.targets.returns[0].abs().sum()) == 0.0
     assert float(found.targets.advantages[0].abs().sum()) == 0.0
     assert found.kl == pytest.approx(0.5 * 5 / 4)
+    short = short_answers()
+    shaped = shape_rewards(
+        short.logp_old, short.logp_ref, short.mask, short.scores, kl_coef=0.0, position=position
+    )
+    assert shaped.rewards.sum(dim=1).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("whiten", [False, True])
