@@ -16,6 +16,7 @@ from stages.errors import CheckpointError
 
 NAME = "manifest.json"
 BLOCK = 1 << 22
+LONGEST_NAME = 255  # bytes; no file system of Linux or macOS has longer ones
 UNREADABLE = (
     OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
 )  # fmt: skip
@@ -59,7 +60,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         for name, facts in values.items():
-            if Path(name).name != name:
+            if Path(name).name != name or len(name.encode()) > LONGEST_NAME:
                 raise ValueError(f"{name!r} is no name of a file")
             int(facts["bytes"]), str(facts["xxh3_128"])
         return values

@@ -146,6 +146,10 @@ def _whole(folder: Path, template: Path, stage: str) -> tuple[dict[str, str], fl
     return forked(folder, "fingerprint", lambda: fingerprint(place)).value, duration
 
 
+STOPPED = (-signal.SIGKILL, 128 + signal.SIGTERM, -signal.SIGTERM)
+"""How a run may end that was sent a signal; the last before it listens, or when it is done."""
+
+
 class Trial:
     """One run that is killed, resumed and compared."""
 
@@ -175,7 +179,7 @@ class Trial:
                 break
             report.kills[self.stage] += 1
             found = forked(self.folder, f"look-{n}", lambda: newest(self.project))
-            if found.code != 0 or ended.code not in (-signal.SIGKILL, 128 + signal.SIGTERM):
+            if found.code != 0 or ended.code not in STOPPED:
                 report.lost.append(self._story(ended, found))
                 return
             report.saved += found.value is not None
