@@ -83,7 +83,7 @@ MUST_HOLD = {
     "file, line and field": "test_a_wrong_field_is_named_with_its_place",
     "on the next run": ("test_a_changed_file_takes_effect_even_with_size_and_time_unchanged"),
     # processes, small runs
-    "uneven": "test_invariant_5_two_processes_give_the_rows_and_weights_of_one",
+    "uneven": "test_invariant_5_two_processes_compute_what_one_computes",
     "main process": "test_only_the_main_process_is_heard",
     "less than a batch": "test_fewer_records_than_a_batch_make_one_step_an_epoch",
     "default settings": "test_every_stage_runs_on_a_cpu_with_its_default_settings",
