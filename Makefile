@@ -11,7 +11,7 @@ SMOLLM2 := $(VENV)/.smollm2
 PLOT := $(VENV)/.bench
 RUN := RLHF="$(CURDIR)/$(BIN)/rlhf" PYTHON="$(CURDIR)/$(BIN)/python" HF_HUB_OFFLINE=1
 
-.PHONY: demo demo-seeds test check format real bench bench-quick bench-data bench-growth torture clean
+.PHONY: demo demo-seeds test check format real bench bench-quick bench-data bench-memory bench-growth torture clean
 
 demo: $(READY)  ## the three stages on the embedded task, in demo/
 	[ -e demo/run.sh ] || "$(BIN)/rlhf" init demo
@@ -46,6 +46,9 @@ bench-quick: $(READY)  ## the same on tiny models, one round
 
 bench-data: $(READY)  ## a million demonstrations and 300,000 rankings: seconds, records/s, memory
 	"$(BIN)/python" -m benchmarks.data
+
+bench-memory: $(READY)  ## the memory that is foretold beside what runs take; some minutes
+	"$(BIN)/python" -m benchmarks.memory
 
 bench-growth: $(PLOT)  ## how time and memory grow
 	"$(BIN)/python" -m benchmarks.growth

@@ -23,7 +23,7 @@ from stages.runtime import estimate, room
 from stages.runtime.estimate import MIB, Load, Shape
 
 SAMPLED = "normalise.policy"  # a model of train-rm that is gone when training begins
-BESIDE = 48 * MIB  # tokenizer, records, and what libraries take for themselves as they work
+BESIDE = 80 * MIB  # tokenizer, records, and what libraries take for themselves as they work
 
 
 def memory(known: Known) -> Report:

@@ -14,6 +14,7 @@ from stages.data.kinds import PromptItem
 from stages.data.store import Splits, Store
 from stages.data.templates import Codec
 from stages.errors import ConfigError
+from stages.runtime.disk import FULL
 
 AROUND = 12  # tokens shown on each side of a place where something begins or ends
 
@@ -52,6 +53,8 @@ def dump(splits: Splits, codec: Codec, file: str) -> int:
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
                 lines += 1
     except OSError as error:
+        if error.errno in FULL:
+            raise  # no mistake of the user's
         raise ConfigError(
             f"cannot be written ({error.strerror})",
             where=f"--dump {file}",

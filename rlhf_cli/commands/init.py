@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from rlhf_cli.assets import asset
+from rlhf_cli.failure import FULL
 from rlhf_cli.commands import options
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
@@ -79,7 +80,9 @@ def build(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".rlhf-init-", dir=folder)
-    except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
+    except OSError as error:
+        if error.errno in FULL:
+            raise
         raise ConfigError(
             "cannot be written", do="name a folder of your own: rlhf init DIR", where=str(folder)
         ) from error
