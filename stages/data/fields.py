@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from stages.data.records import Cell, Message, Row, Turns
@@ -69,11 +70,15 @@ def number(value: object, where: str) -> float | None:
         return None
     if isinstance(value, Cell):
         value = _number_in(value, where)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         wrong(f"must be a number or null, not {_kind(value)}", where)
-    if not math.isfinite(value):
+    try:
+        found = float(value)
+    except OverflowError:
+        wrong("must be a number below 1.8e308, the largest that a float holds", where)
+    if not math.isfinite(found):
         wrong("must be a finite number", where)
-    return float(value)
+    return found
 
 
 def rank(value: object, where: str, *, first: int = 1) -> int | None:
@@ -214,4 +219,5 @@ def _kind(value: object) -> str:
         return str(value).lower()
     names = {type(None): "null", dict: "an object", list: "a list", str: "a string"}
     names |= {Cell: "a text", int: "a number", float: "a number"}
+    names |= {Decimal: "a number"}
     return names.get(type(value), type(value).__name__)

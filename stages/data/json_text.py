@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+import sys
 from collections.abc import Iterator
 from typing import BinaryIO, NoReturn
 
@@ -40,7 +41,10 @@ def refuse(error: Exception, where: str) -> NoReturn:
     """Name what is no broken JSON and yet no record."""
     if isinstance(error, RecursionError):
         raise DataError("too deeply nested", where=where, do="flatten this record") from error
-    raise DataError(str(error), where=where, do="use finite numbers or null") from error
+    what = str(error)
+    if not isinstance(error, _NotFinite):
+        what = f"a whole number of more than {sys.get_int_max_str_digits()} digits"
+    raise DataError(what, where=where, do="use finite numbers or null") from error
 
 
 def elements(stream: BinaryIO, name: str) -> Iterator[tuple[object, str]]:
@@ -139,10 +143,14 @@ class _Window:
         raise DataError(what, where=where or self.place(), do=do)
 
 
+class _NotFinite(ValueError):
+    """A number that no float holds; Python's own ValueError is for integers of many digits."""
+
+
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits} is not a finite number")
+        raise _NotFinite(f"{digits} is not a finite number")
     return number
 
 

@@ -93,6 +93,8 @@ DEEP = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         ("f.jsonl", b'{"a": 1e999}\n', 1, "not a finite number"),
         ("f.jsonl", b'{"a": -Infinity}\n', 1, "not a finite number"),
         ("f.jsonl", b'{"a": "x\ny"}\n', 1, "broken JSON"),
+        ("f.jsonl", b'{"a": ' + b"9" * 5000 + b"}\n", 1, "whole number of more than 4300 digits"),
+        ("f.json", b'[{"a": 1},\n{"a": ' + b"9" * 5000 + b"}]", 2, "of more than 4300 digits"),
         ("f.jsonl", DEEP, 1, "too deeply nested"),
         ("f.json", b'[{"a": 1},\n{"a": 2}\n{"a": 3}]', 2, "comma"),
         ("f.json", b'[{"a": 1},\n{"a": 2}', 2, "comma or the closing bracket"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -538,6 +539,30 @@ def test_numbers_in_the_cells_of_a_table_are_read_and_empty_cells_are_null(tmp_p
         "1", (Response("2", 1, 4.0), Response("3", 2)), first.origin, id="7", margin=0.5
     )
     assert (second.margin, second.id, second.responses[0].score) == (None, None, None)
+
+
+@pytest.mark.parametrize("field", ["rank", "score"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_whole_number_beyond_every_float_is_named(field, sign):
+    answers = [{"text": "a", field: sign * 10**400}, {"text": "b", field: 2}]
+    with pytest.raises(DataError, match="below 1.8e308") as caught:
+        read({"prompt": "hi", "responses": answers})
+    assert caught.value.where == f"f:1:responses[0].{field}"
+
+
+def test_a_margin_beyond_every_float_is_named():
+    row = {"prompt": "hi", "chosen": "a", "rejected": "b", "margin": 10**400}
+    with pytest.raises(DataError, match="below 1.8e308") as caught:
+        read(row)
+    assert caught.value.where == "f:1:margin"
+
+
+def test_decimals_of_a_parquet_file_are_numbers(tmp_path):
+    path = tmp_path / "f.parquet"
+    answers = [{"text": t, "score": Decimal(s)} for t, s in (("a", "0.25"), ("b", "1.50"))]
+    pq.write_table(pa.table({"prompt": ["hi"], "responses": [answers]}), path)
+    _, [record] = read_file(path)
+    assert [(r.text, r.score) for r in record.responses] == [("a", 0.25), ("b", 1.5)]
 
 
 def test_a_cell_that_is_no_number_is_named(tmp_path):
