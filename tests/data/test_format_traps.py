@@ -545,14 +545,14 @@ def test_numbers_in_the_cells_of_a_table_are_read_and_empty_cells_are_null(tmp_p
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_whole_number_beyond_every_float_is_named(field, sign):
     answers = [{"text": "a", field: sign * 10**400}, {"text": "b", field: 2}]
-    with pytest.raises(DataError, match="below 1.8e308") as caught:
+    with pytest.raises(DataError, match=r"below 1\.8e308") as caught:
         read({"prompt": "hi", "responses": answers})
     assert caught.value.where == f"f:1:responses[0].{field}"
 
 
 def test_a_margin_beyond_every_float_is_named():
     row = {"prompt": "hi", "chosen": "a", "rejected": "b", "margin": 10**400}
-    with pytest.raises(DataError, match="below 1.8e308") as caught:
+    with pytest.raises(DataError, match=r"below 1\.8e308") as caught:
         read(row)
     assert caught.value.where == "f:1:margin"
 
