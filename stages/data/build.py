@@ -22,7 +22,7 @@ from stages.data.report import DUPLICATE, Tally
 from stages.data.templates import Codec
 from stages.errors import RlhfError
 
-_VERSION = 2  # of what is stored; a change makes older caches unfindable
+_VERSION = 3  # of what is stored; a change makes older caches unfindable
 _CHUNK = 512  # records that are encoded and stored together
 _ALONE = 16  # chunks encoded here before other processes are started: small data need none
 _SECONDS = 5.0  # between lines that tell how far the reading is

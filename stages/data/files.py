@@ -8,6 +8,7 @@ import gzip
 import io
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -193,7 +194,8 @@ def _csv(name: str) -> Iterator[Row]:
         lines = (line for _, line in _raw_lines(stream, name))
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
-            header = next(reader, [])
+            header = [column.strip() for column in next(reader, [])]
+            _require_unlike(header, f"{name}:1")
             line = reader.line_num + 1
             for cells in reader:
                 if cells:
@@ -202,6 +204,14 @@ def _csv(name: str) -> Iterator[Row]:
         except csv.Error as error:
             where = f"{name}:{reader.line_num}"
             raise DataError(f"broken CSV: {error}", where=where, do="repair this line") from error
+
+
+def _require_unlike(columns: Sequence[str], where: str) -> None:
+    """A record holds one value of a name; columns without one may be many."""
+    for column, times in Counter(filter(None, columns)).items():
+        if times > 1:
+            what = f"{'two' if times == 2 else times} columns are called {column!r}"
+            raise DataError(what, where=where, do="give each column a name of its own")
 
 
 def _cells(header: list[str], cells: list[str], where: str) -> dict[str, Cell]:
@@ -219,6 +229,7 @@ def _parquet(name: str) -> Iterator[Row]:
         numbers = count(1)
         with pq.ParquetFile(name) as file:
             columns = [field.name for field in file.schema_arrow if not _is_beside(field.type)]
+            _require_unlike(columns, name)
             for batch in file.iter_batches(batch_size=512, columns=columns):
                 for fields in batch.to_pylist():
                     yield Row(fields, f"{name}:{next(numbers)}")

@@ -71,6 +71,19 @@ def test_csv_cells_may_hold_quotes_and_line_feeds(tmp_path):
     assert [row.origin.rpartition(":")[2] for row in rows] == ["2", "5"]
 
 
+def test_spaces_around_the_names_of_a_csv_header_are_no_part_of_them(tmp_path):
+    rows = rows_of(tmp_path / "f.csv", b"prompt, response ,,\nhi, there,,\n")
+    assert rows[0].fields == {"prompt": "hi", "response": " there", "": ""}
+
+
+def test_a_parquet_file_with_two_columns_of_one_name_is_refused(tmp_path):
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+    with pytest.raises(DataError, match="two columns are called 'a'") as caught:
+        list(files.rows(str(path)))
+    assert caught.value.where == str(path)
+
+
 def test_parquet_rows_are_read(tmp_path):
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"a": [[{"b": 1}], []]}), path)
@@ -102,6 +115,8 @@ DEEP = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         ("f.json", b'[{"a": 1}]\n{"a": 2}', 2, "follows the closing bracket"),
         ("f.csv", b"a,b\n1,2\n1\n", 3, "1 cells where the header has 2"),
         ("f.csv", b'a,b\n1,"2\n', 2, "broken CSV"),
+        ("f.csv", b"a,b, a\n1,2,3\n", 1, "two columns are called 'a'"),
+        ("f.tsv", b"a\ta\n1\t2\n", 1, "two columns are called 'a'"),
     ],
 )
 def test_broken_input_is_named_with_its_line(tmp_path, name, data, line, what):
