@@ -16,9 +16,9 @@ from typing import Annotated
 import typer
 
 from rlhf_cli.assets import asset
-from rlhf_cli.failure import FULL
 from rlhf_cli.commands import options
 from rlhf_cli.console import clean, make_reporter, silence_libraries
+from rlhf_cli.failure import FULL
 from stages.errors import ConfigError
 
 FILES = {
