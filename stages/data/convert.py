@@ -7,16 +7,11 @@ TRL's page "Dataset formats and types"; OpenRLHF's ``openrlhf/datasets``; LLaMA-
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any, TextIO
 
 from stages.data import files, formats
@@ -33,7 +28,6 @@ from stages.data.records import (
     Useless,
     to_json,
 )
-from stages.errors import ConfigError
 
 NOT_IN_TURN = "turns that do not alternate between user and assistant"
 _PROGRESS_EVERY = 1024
@@ -104,43 +98,6 @@ def _json(line: dict[str, Any]) -> str:
     """One line for every reader: those that take U+2028 and its like for line ends included."""
     text = json.dumps(line, ensure_ascii=False)
     return (text if text.isascii() else text.translate(_SEPARATORS)) + "\n"
-
-
-@contextmanager
-def opened(path: Path, source: str, *, force: bool) -> Iterator[TextIO]:
-    """A new file, compressed where its name ends in ``.gz``, that is there only when complete.
-
-    Raises:
-        ConfigError: it is there already, is the file that is read, or cannot be written.
-    """
-    if path.exists() and Path(source).exists() and path.samefile(source):
-        do = "give the new file another name"
-        raise ConfigError("is the file that is read", where=f"--output {path}", do=do)
-    if path.exists() and not force:
-        do = "give another name, or replace it with --force"
-        raise ConfigError("is there already", where=f"--output {path}", do=do)
-    try:
-        number, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot be written ({error.strerror})",
-            where=f"--output {path}",
-            do="give a file in a folder that exists and that this user may write into",
-        ) from None
-    try:
-        os.close(number)
-        with (gzip.open if path.suffix == ".gz" else open)(name, "wt", encoding="utf-8") as out:
-            yield out  # type: ignore[misc]
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _in_turns(record: Record) -> Record:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from dataclasses import replace
 
 import pytest
 
 from stages.data import files, formats
-from stages.data.convert import TARGETS, convert, opened
+from stages.data.convert import TARGETS, convert
+from stages.data.output import opened
 from stages.data.records import Demonstration, Message, Prompt, Ranking, Response
 from stages.errors import ConfigError
 from tests.data.conftest import write_lines
@@ -203,6 +205,38 @@ def test_an_output_is_compressed_where_its_name_says_so(tmp_path):
     with opened(tmp_path / "out.jsonl.gz", "in", force=False) as out:
         out.write("é\n")
     assert gzip.decompress((tmp_path / "out.jsonl.gz").read_bytes()).decode() == "é\n"
+
+
+def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path):
+    for name in ("there.jsonl", "new.jsonl"):
+        link = tmp_path / f"link-to-{name}"
+        link.symlink_to(name)
+    (tmp_path / "there.jsonl").write_text("old\n", encoding="utf-8")
+    for name in ("there.jsonl", "new.jsonl"):
+        with opened(tmp_path / f"link-to-{name}", "in", force=True) as out:
+            out.write("line\n")
+        assert (tmp_path / f"link-to-{name}").is_symlink()
+        assert (tmp_path / name).read_text() == "line\n"
+
+
+def test_an_output_that_is_no_regular_file_is_refused_and_left_alone(tmp_path):
+    pipe, folder, loop = tmp_path / "pipe", tmp_path / "folder", tmp_path / "loop"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    loop.symlink_to(loop)
+    (tmp_path / "link").symlink_to(pipe)
+    for path, what in (
+        (pipe, "a device or a pipe"),
+        (tmp_path / "link", "a device or a pipe"),
+        (folder, "is a folder"),
+        (loop, "cannot be written"),
+    ):
+        with pytest.raises(ConfigError, match=what), opened(path, "in", force=True) as out:
+            out.write("line\n")
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert loop.is_symlink()
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_outputs_that_would_do_harm_are_refused(tmp_path):

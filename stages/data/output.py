@@ -1,0 +1,72 @@
+"""A new file of records, which is there only when it is complete."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from stages.errors import ConfigError
+
+
+@contextmanager
+def opened(path: Path, source: str, *, force: bool) -> Iterator[TextIO]:
+    """A new file, compressed where its name ends in ``.gz``, that is there only when complete.
+
+    A link stays one: the file that it leads to is written.
+
+    Raises:
+        ConfigError: it is there already, is the file that is read, is no regular file, or cannot
+            be written.
+    """
+    target = Path(os.path.realpath(path))
+    _require_writable(path, target, source, force=force)
+    try:
+        number, name = tempfile.mkstemp(prefix=".tmp-", dir=target.parent)
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from None
+    try:
+        os.close(number)
+        with (gzip.open if path.suffix == ".gz" else open)(name, "wt", encoding="utf-8") as out:
+            yield out  # type: ignore[misc]
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _require_writable(path: Path, target: Path, source: str, *, force: bool) -> None:
+    """What stands in the place of the new file is nothing, or a file that is meant to go."""
+    where = f"--output {path}"
+    if target.is_symlink():
+        raise _unwritable(path, "a link that leads to itself")
+    if target.is_dir():
+        do = "give the name of a file in it"
+        raise ConfigError("is a folder", where=where, do=do)
+    if target.exists() and not target.is_file():
+        do = "give --output -, and lead standard output there"
+        raise ConfigError("is a device or a pipe, which no file replaces", where=where, do=do)
+    if target.exists() and Path(source).exists() and target.samefile(source):
+        do = "give the new file another name"
+        raise ConfigError("is the file that is read", where=where, do=do)
+    if target.exists() and not force:
+        do = "give another name, or replace it with --force"
+        raise ConfigError("is there already", where=where, do=do)
+
+
+def _unwritable(path: Path, why: str | None) -> ConfigError:
+    return ConfigError(
+        f"cannot be written ({why})",
+        where=f"--output {path}",
+        do="give a file in a folder that exists and that this user may write into",
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
