@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ KEYS = [
     "overlap",
 ]
 PAIRS = '{"prompt": "hi", "chosen": "a", "rejected": "b"}\n'
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -128,6 +131,22 @@ def test_convert_is_a_filter(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     assert "1 lines of 1 canonical records" in err
 
 
+def test_a_convert_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlhf_cli", "data", "convert", "-", "--to", "trl"]
+    with subprocess.Popen(
+        [*command, "--output", str(tmp_path / "out.jsonl"), "--json"], cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        while process.poll() is None and not list(tmp_path.iterdir()):
+            time.sleep(0.01)
+        assert [entry.name[:5] for entry in tmp_path.iterdir()] == [".tmp-"]
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate()
+    assert process.returncode == 143
+    assert json.loads(told)["error"]["kind"] == "interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_foreign_columns_are_renamed(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text('{"question": "hi", "answer": "a"}\n', encoding="utf-8")
@@ -185,5 +204,4 @@ def test_help_imports_no_library() -> None:
         "    assert main([*words, '--help']) == 0\n"
         "assert not {'torch', 'transformers', 'pyarrow', 'numpy'} & set(sys.modules)\n"
     )
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, stdout=subprocess.PIPE)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.PIPE)
