@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from stages.config import PpoConfig, RewardModelConfig, StageConfig
+from stages.config import PpoConfig, RewardModelConfig, SftConfig, StageConfig
 from stages.errors import CheckpointError, ConfigError
 from stages.runtime import run_dir
 
@@ -14,8 +16,8 @@ def require(config: StageConfig) -> None:
     """The output folder can be written, and is no folder that the run reads.
 
     Raises:
-        ConfigError: it is a file, may not be written, or holds, is or lies in the folder of a
-            model that is read.
+        ConfigError: it is a file, may not be written, holds, is or lies in the folder of a model
+            that is read, or holds a file that is read among those that a run writes.
     """
     folder = Path(config.output)
     if folder.exists() and not folder.is_dir():
@@ -39,6 +41,51 @@ def require(config: StageConfig) -> None:
                 where=f"output: {folder}",
                 do="give output another folder",
             )
+    for key, source in files(config):
+        if name := _replaced(source, folder):
+            raise ConfigError(
+                f"holds the file of {key} ({source}), which the run reads, and a run replaces "
+                f"{name} in its folder",
+                where=f"output: {folder}",
+                do="move the file elsewhere, or give output another folder",
+            )
+
+
+def files(config: StageConfig) -> Iterator[tuple[str, str]]:
+    """The files that a stage reads: their keys and each one's path."""
+    for key, named in _named_files(config):
+        for entry in (named,) if isinstance(named, str) else named:
+            yield key, entry
+            for found in glob.iglob(entry, recursive=True) if glob.has_magic(entry) else ():
+                yield key, found
+
+
+def _named_files(config: StageConfig) -> Iterator[tuple[str, str | tuple[str, ...]]]:
+    named = {
+        "data.train": config.data.train,
+        "data.eval": config.data.eval,
+        "data.chat_template": config.data.chat_template,
+    }
+    if isinstance(config, SftConfig):
+        named["sft.pretrain.data"] = config.sft.pretrain.data
+    if isinstance(config, RewardModelConfig):
+        named["normalise.demonstrations"] = config.normalise.demonstrations
+    if isinstance(config, PpoConfig):
+        named["ptx.data"] = config.ptx.data
+    for key, value in named.items():
+        if isinstance(value, str | tuple):
+            yield key, value
+
+
+def _replaced(source: str, folder: Path) -> str | None:
+    """Which of the names that a run writes holds the file, as it is named or where it truly is."""
+    names = (*run_dir.FOLDERS, *run_dir.FILES)
+    ours = {f"{mark}{name}" for mark in ("", ".tmp-", ".old-") for name in names}
+    for read in (Path(os.path.abspath(source)), Path(source).resolve()):
+        for written in (Path(os.path.abspath(folder)), folder.resolve()):
+            if written in read.parents and read.relative_to(written).parts[0] in ours:
+                return read.relative_to(written).parts[0]
+    return None
 
 
 def sources(config: StageConfig) -> list[tuple[str, str]]:
