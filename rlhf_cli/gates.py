@@ -11,18 +11,38 @@ from dataclasses import dataclass
 
 from stages.errors import ConfigError, GateError
 
-GROUPS = (
-    "eval",
-    "loss",
-    "objective",
-    "optim",
-    "policy",
-    "reward_model",
-    "rollout",
-    "time",
-    "value",
-)
-"""The groups of metrics, as in docs/metrics.md."""
+METRICS: Mapping[str, Mapping[str, str]] = {
+    "sft": {
+        "loss": "sft",
+        "eval": "perplexity loss",
+        "optim": "lr grad_norm",
+        "time": "train tokens_per_second",
+    },
+    "reward_model": {
+        "loss": "ranking",
+        "reward_model": "accuracy margin",
+        "eval": "accuracy margin ece length_accuracy loss",
+        "optim": "lr grad_norm",
+        "time": "train tokens_per_second",
+    },
+    "ppo": {
+        "loss": "policy value ptx",
+        "objective": "score score_std reward kl kl_coef",
+        "policy": (
+            "ratio ratio_first shift_first clip_fraction approx_kl_k1 approx_kl_k2 "
+            "approx_kl_k3 entropy stopped_early"
+        ),
+        "value": "explained_variance mean clip_fraction",
+        "rollout": "response_length_mean response_length_min response_length_max ended cut empty",
+        "optim": "grad_norm_policy grad_norm_critic grad_norm_ptx lr",
+        "time": "rollout score train",
+        "eval": "score kl response_length_mean",
+    },
+}
+"""The metrics of each stage by their groups, as in docs/metrics.md."""
+
+BY_ANSWERS = re.compile(r"eval/accuracy_k[1-9][0-9]*")
+"""The accuracy over prompts with K ranked answers, of reward_model."""
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -55,16 +75,20 @@ class Gate:
         return f"{self.metric} is {value:g} (required: {self})"
 
 
-def parse(text: str) -> Gate:
+def parse(text: str, *, stage: str | None = None) -> Gate:
     """Read one requirement.
 
+    Args:
+        text: such as ``eval/accuracy>=0.7``.
+        stage: sft, reward_model or ppo, whose metrics are meant; None allows those of all.
+
     Raises:
-        ConfigError: the text is not a metric, a comparison and a finite number.
+        ConfigError: the text is not a metric of the stage, a comparison and a finite number.
     """
     match = PATTERN.fullmatch(text)
     if match is None:
         raise _error(text, "not of the form metric>=number", "write it like 'eval/accuracy>=0.7'")
-    _check_name(text, match["name"])
+    _check_name(text, match["name"], stage)
     try:
         bound = float(match["bound"])
     except ValueError:
@@ -89,14 +113,25 @@ def check(gates: Sequence[Gate], metrics: Mapping[str, float]) -> None:
         )
 
 
-def _check_name(text: str, name: str) -> None:
-    group, slash, rest = name.partition("/")
-    if not slash or not re.fullmatch(r"[A-Za-z0-9_.]+", rest):
-        raise _error(text, f"{name} is not a metric", "name it as group/name")
-    if group not in GROUPS:
-        close = difflib.get_close_matches(group, GROUPS, n=1)
-        hint = f"write {close[0]}/{rest}" if close else f"name one of a group: {', '.join(GROUPS)}"
-        raise _error(text, f"{name} is not a metric", hint)
+def names(stage: str | None = None) -> list[str]:
+    """Every metric of a stage, or of all of them, whose name is fixed."""
+    groups = [METRICS[stage]] if stage else METRICS.values()
+    found = {
+        f"{name}/{rest}" for by in groups for name, all_ in by.items() for rest in all_.split()
+    }
+    return sorted(found)
+
+
+def _check_name(text: str, name: str, stage: str | None) -> None:
+    known = names(stage)
+    by_answers = stage in (None, "reward_model") and BY_ANSWERS.fullmatch(name)
+    if name in known or by_answers:
+        return
+    if name in names():
+        raise _error(text, f"{name} is no metric of this stage", "see the list in docs/metrics.md")
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"write {close[0]}" if close else f"name one of {', '.join(known)}"
+    raise _error(text, f"{name} is not a metric", hint)
 
 
 def _error(text: str, what: str, do: str) -> ConfigError:

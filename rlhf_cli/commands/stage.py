@@ -70,7 +70,7 @@ def stage_command(word: str, *, description: str) -> Callable[..., int]:
                 do="keep one: --resume goes on with the run, --overwrite replaces it",
                 where="command line",
             )
-        bounds = [gates.parse(text) for text in require or ()]
+        bounds = [gates.parse(text, stage=word) for text in require or ()]
         starts_world = check_world(num_processes, config=config)
         loaded = load(config, overrides or [], stage=word)
         silence_libraries(debug=debug)

@@ -80,6 +80,39 @@ def test_a_metric_that_is_missing_or_not_a_number_never_passes(comparison: str) 
 
 def test_every_documented_metric_can_be_required() -> None:
     page = METRICS_PAGE.read_text(encoding="utf-8")
-    groups = set(re.findall(r"^\| `([a-z_]+)/", page, flags=re.MULTILINE))
-    assert groups
-    assert groups <= set(gates.GROUPS)
+    rows = re.findall(r"^\| `([a-z_]+/[^`<]+)` \|.*\| ([^|]+) \|$", page, flags=re.MULTILINE)
+    words = {"sft": "sft", "train-rm": "reward_model", "ppo": "ppo"}
+    assert rows
+    for word, stage in words.items():
+        documented = {name for name, whose in rows if whose == "all" or word in whose.split(", ")}
+        assert set(gates.names(stage)) == documented
+
+
+@pytest.mark.parametrize(
+    ("text", "stage", "do"),
+    [
+        ("eval/los<=1", "sft", "write eval/loss"),
+        ("eval/acuracy>=0.7", "reward_model", "write eval/accuracy"),
+        ("loss/sftt<=1", None, "write loss/sft"),
+        ("eval/accuracy_kx>=0.7", "reward_model", "write eval/accuracy"),
+    ],
+)
+def test_an_unknown_metric_is_refused_with_a_suggestion(
+    text: str, stage: str | None, do: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gates.parse(text, stage=stage)
+    assert caught.value.exit_code == 2
+    assert caught.value.do == do
+
+
+@pytest.mark.parametrize(
+    ("text", "stage"), [("eval/kl<=1", "sft"), ("eval/accuracy_k4>=0.5", "ppo")]
+)
+def test_a_metric_of_another_stage_is_refused(text: str, stage: str) -> None:
+    with pytest.raises(ConfigError, match="metric"):
+        gates.parse(text, stage=stage)
+
+
+def test_the_accuracy_by_number_of_answers_can_be_required() -> None:
+    assert gates.parse("eval/accuracy_k4>=0.5", stage="reward_model").metric == "eval/accuracy_k4"
