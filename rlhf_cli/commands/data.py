@@ -16,6 +16,7 @@ import typer
 
 from rlhf_cli.commands import options
 from rlhf_cli.commands.check import as_lines
+from rlhf_cli.commands.standard_output import is_stdout
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError, Interrupted
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from stages.data.inspect import FileReport
     from stages.data.templates import Codec
 
-STDIO = "-"
 Columns = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(
@@ -109,7 +109,8 @@ def convert(
     debug: options.Debug = False,
 ) -> None:
     """Write the records of a data file in the form that a tool reads (JSONL)."""
-    if output == STDIO and as_json:
+    to_stdout = is_stdout(output)
+    if to_stdout and as_json:
         raise ConfigError(
             "--json needs the lines in a file",
             do="add --output FILE",
@@ -128,7 +129,7 @@ def convert(
     settings: dict[str, Any] = {"as_messages": as_messages, "columns": _columns(column)}
     with make_reporter(as_json=as_json, quiet=quiet) as reporter:
         name = _one(file)
-        if output == STDIO:
+        if to_stdout:
             done = conversion.convert(name, to, sys.stdout, reporter=reporter, **settings)
             reporter.note(_summary(done, output))
             return

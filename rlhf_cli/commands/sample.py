@@ -12,10 +12,9 @@ from typing import Annotated, Any, Optional
 import typer
 
 from rlhf_cli.commands import options
+from rlhf_cli.commands.standard_output import is_stdout
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
-
-STDOUT = "-"
 
 
 def sample(
@@ -42,7 +41,7 @@ def sample(
     debug: options.Debug = False,
 ) -> None:
     """Sample K answers per prompt, for people to rank (JSONL)."""
-    file = None if output == STDOUT else output
+    file = None if output is None or is_stdout(output) else output
     _check_numbers(k, max_new_tokens, temperature, top_p, limit)
     _check_output(file, resume=resume, as_json=as_json)
     silence_libraries(debug=debug)

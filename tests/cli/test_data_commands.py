@@ -131,6 +131,24 @@ def test_convert_is_a_filter(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     assert "1 lines of 1 canonical records" in err
 
 
+def test_convert_to_standard_output_under_another_name_is_a_filter_too(
+    pairs: str, tmp_path: Path
+) -> None:
+    said = tmp_path / "so.txt"
+    argv = ["data", "convert", pairs, "--to", "trl", "--output", "/dev/stdout", "--force"]
+    with said.open("w") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "rlhf_cli", *argv],
+            check=True,
+            cwd=ROOT,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert said.read_text() == '{"prompt": "hi", "chosen": "a", "rejected": "b"}\n'
+    assert "1 lines of 1 pairs records" in done.stderr
+
+
 def test_a_convert_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rlhf_cli", "data", "convert", "-", "--to", "trl"]
     with subprocess.Popen(

@@ -57,6 +57,23 @@ def test_answers_without_a_file_are_the_only_thing_on_stdout(
     assert err == "sampling\n"
 
 
+@pytest.mark.parametrize("leads_to", ["the descriptor", "the file"])
+def test_standard_output_under_another_name_holds_the_answers_alone(
+    leads_to: str,
+    fake_sample: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open("so.txt", "w+", encoding="utf-8") as stdout, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stdout)
+        descriptor = f"/dev/fd/{stdout.fileno()}"
+        Path("link").symlink_to("so.txt" if leads_to == "the file" else descriptor)
+        assert main(["sample", "p", "q", "--output", "link"]) == 0
+    assert fake_sample[0].output is None
+    assert Path("so.txt").read_text() == '{"prompt": "a"}\n{"prompt": "b"}\n'
+
+
 def test_options_reach_the_library(fake_sample: list[Any], tmp_path: Path) -> None:
     file = str(tmp_path / "answers.jsonl")
     argv = "sample p q --k 9 --max-new-tokens 7 --temperature 0.5 --top-p 0.9 --seed 3 --limit 2"
