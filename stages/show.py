@@ -38,13 +38,17 @@ def dump(splits: Splits, codec: Codec, file: str) -> int:
     """Write every encoded record of both sides as JSON lines, and say how many lines that makes.
 
     Raises:
-        ConfigError: the file is one of the data files, or cannot be written.
+        ConfigError: the file is one of the data files, holds something, or cannot be written.
     """
     path = Path(file)
     read = [Path(name) for role in splits.report.roles for name in role.files]
     if path.exists() and any(name.exists() and name.samefile(path) for name in read):
         raise ConfigError(
             "is one of the data files", where=f"--dump {file}", do="give --dump another file"
+        )
+    if path.is_file() and path.stat().st_size:
+        raise ConfigError(
+            "is there already", where=f"--dump {file}", do="give another name, or remove the file"
         )
     lines = 0
     try:

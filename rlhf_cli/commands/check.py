@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from rlhf_cli.commands import options
+from rlhf_cli.commands.standard_output import is_stdout
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
 
@@ -32,9 +33,11 @@ def check(
     """Check config, data and models before training."""
     from rlhf_cli.config_file import load
 
-    if dump == "-":
+    if dump is not None and is_stdout(dump):
         raise ConfigError(
-            "standard output holds the report", do="name a file", where="command line: --dump -"
+            "standard output holds the report",
+            do="name a file",
+            where=f"command line: --dump {dump}",
         )
     loaded = load(config, overrides or [], stage=None)
     silence_libraries(debug=debug)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +52,15 @@ def test_a_dump_to_standard_output_is_refused(
 ) -> None:
     assert main(["check", config, "--dump", "-"]) == 2
     assert "holds the report" in capsys.readouterr().err
+    assert fake_check == []
+
+
+def test_a_dump_to_standard_output_under_another_name_is_refused(
+    fake_check: list[Any], config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "so.txt").open("w") as stdout, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stdout)
+        assert main(["check", config, "--dump", f"/dev/fd/{stdout.fileno()}"]) == 2
     assert fake_check == []
 
 

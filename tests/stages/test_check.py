@@ -383,6 +383,17 @@ def test_a_dump_never_replaces_a_data_file(project: Project) -> None:
     assert Path("demonstrations.jsonl").read_bytes() == before
 
 
+def test_a_dump_never_replaces_another_file(project: Project) -> None:
+    Path("notes.txt").write_text("mine")
+    Path("link").symlink_to("notes.txt")
+    for name in ("notes.txt", "link"):
+        with pytest.raises(ConfigError, match=f"--dump {name}: is there already"):
+            report_of(project, "sft", dump=name)
+    assert Path("notes.txt").read_text() == "mine"
+    Path("empty.jsonl").touch()
+    assert report_of(project, "sft", dump="empty.jsonl")["dump"]["lines"] > 0
+
+
 def test_a_dump_that_cannot_be_written_is_named(project: Project) -> None:
     with pytest.raises(ConfigError, match=r"--dump no/dump\.jsonl: cannot be written"):
         report_of(project, "sft", dump="no/dump.jsonl")
