@@ -6,9 +6,12 @@ A folder of another tool has none; then its ``config.json`` must do.
 from __future__ import annotations
 
 import json
+import math
+import sys
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from stages.errors import CheckpointError
 from stages.models.network import Kind
@@ -68,7 +71,7 @@ def read_identity(folder: Path) -> Identity | None:
         values = json.loads(path.read_text(encoding="utf-8"))
         version = values.get("version", VERSION)
         if version <= VERSION:
-            return _identity(values)
+            return _identity(values, rows=_rows(folder))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"cannot be read as the description of a model ({error})",
@@ -82,14 +85,69 @@ def read_identity(folder: Path) -> Identity | None:
     )
 
 
-def _identity(values: dict[str, Any]) -> Identity:
+def _identity(values: dict[str, Any], *, rows: float) -> Identity:
     known = fields(Identity)
     needed = {f.name for f in known if f.default is MISSING and f.default_factory is MISSING}
     if lacking := sorted(needed - values.keys()):
         raise ValueError(f"it lacks {', '.join(lacking)}")
     if unknown := sorted(values.keys() - {f.name for f in known}):
         raise ValueError(f"it has an unknown {', '.join(unknown)}")
-    return Identity(**{**values, "stop_ids": tuple(values["stop_ids"])})
+    for name, value in values.items():
+        wanted, fits = _FACTS[name]
+        if not fits(value):
+            raise ValueError(f"{name} is {json.dumps(value)[:80]}, not {wanted}")
+    found = Identity(**{**values, "stop_ids": tuple(values["stop_ids"])})
+    if max(found.pad_id, *found.stop_ids, 0) >= rows:
+        raise ValueError(f"pad_id or stop_ids name a token beyond the {rows} of the model")
+    return found
+
+
+def _rows(folder: Path) -> float:
+    """The model's vocabulary size, infinite where its config does not tell."""
+    try:
+        config = read_config(folder)
+    except CheckpointError:  # it is told where the config itself is read
+        return math.inf
+    text = config.get("text_config")
+    size = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+    return size if _is_id(size) else math.inf
+
+
+def is_number(value: object) -> bool:
+    """A finite number, and no truth value."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "kind": ("policy, reward or critic", lambda value: value in get_args(Kind)),
+    "stage": ("a text", _is_text),
+    "template_hash": ("a text", _is_text),
+    "vocabulary_hash": ("a text", _is_text),
+    "as_messages": ("true or false", lambda value: isinstance(value, bool)),
+    "stop_ids": (
+        "a list of ids",
+        lambda value: isinstance(value, list) and all(map(_is_id, value)),
+    ),
+    "pad_id": ("an id", _is_id),
+    "mean": ("a finite number", is_number),
+    "std": ("a positive finite number", lambda value: is_number(value) and value > 0),
+    "normalised_on": ("a text or null", lambda value: value is None or _is_text(value)),
+    "parent": ("an object", lambda value: isinstance(value, dict)),
+    "version": ("a number", _is_id),
+}
+"""What each fact must be, in words and as a test."""
 
 
 def model_folder(source: str) -> Path:

@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import (
 
 from stages.errors import CheckpointError, ConfigError
 from stages.models import attention
-from stages.models.folder import Identity, model_folder
+from stages.models.folder import Identity, is_number, model_folder
 from stages.models.network import Kind, Network, score_head
 from stages.models.precision import Arithmetic
 from stages.models.probe import Verdict, probe
@@ -75,7 +75,8 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTraine
         raise CheckpointError(
             f"no tokenizer can be loaded ({reason})",
             where=source,
-            do="copy the tokenizer files (tokenizer.json, tokenizer_config.json) into the folder",
+            do="copy the tokenizer files (tokenizer.json, tokenizer_config.json) into "
+            + (str(folder) if folder.is_dir() else "its folder"),
         ) from error
 
 
@@ -149,7 +150,8 @@ def reward_config(source: str, trust_remote_code: bool) -> PreTrainedConfig:
     """The config of a reward model or critic, refused where it cannot be one; as above.
 
     Raises:
-        CheckpointError: no such folder, a policy, several labels, or weights as above.
+        CheckpointError: no such folder, a policy, several labels, a score that cannot be scaled, or
+            weights as above.
     """
     identity, config = identity_of(source), read_model_config(source, trust_remote_code)
     if not _is_reward(identity, config):
@@ -164,6 +166,7 @@ def reward_config(source: str, trust_remote_code: bool) -> PreTrainedConfig:
             where=source,
             do="name a sequence classification model with num_labels 1",
         )
+    _moments(identity, config, source)
     require_weights(source)
     return config
 
@@ -335,13 +338,13 @@ def _require_finite(module: PreTrainedModel, source: str) -> None:
 def _moments(
     identity: Identity | None, config: PreTrainedConfig, source: str
 ) -> tuple[float, float]:
+    """Mean and standard deviation of the score; those of ``rlhf.json`` were checked with it."""
     if identity is not None:
-        mean, std = identity.mean, identity.std
-    else:
-        mean, std = getattr(config, "mean", 0.0), getattr(config, "std", 1.0)
-    if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+        return float(identity.mean), float(identity.std)
+    mean, std = getattr(config, "mean", 0.0), getattr(config, "std", 1.0)
+    if not (is_number(mean) and is_number(std) and std > 0):
         raise CheckpointError(
-            f"its score has mean {mean} and std {std}; std must be positive and both finite",
+            f"its score has mean {mean!r} and std {std!r}; std must be positive and both finite",
             where=source,
             do="mend mean and std in its config.json",
         )

@@ -23,6 +23,7 @@ from stages.models.load import (
     load_tokenizer,
     max_positions,
     read_model_config,
+    reward_config,
     with_fresh_head,
 )
 from stages.models.network import score_head, without_dropout
@@ -320,11 +321,12 @@ def test_a_reward_model_of_another_tool_has_the_mean_and_std_of_its_config(facts
     assert (network.mean, network.std) == expected
 
 
-@pytest.mark.parametrize("facts", [{"std": 0.0}, {"std": -1.0}, {"mean": math.nan}])
+@pytest.mark.parametrize("facts", [{"std": 0.0}, {"std": -1.0}, {"mean": math.nan}, {"std": "1"}])
 def test_a_score_that_cannot_be_scaled_is_refused(facts, reward):
     config = json.loads((reward / "config.json").read_text())
     (reward / "config.json").write_text(json.dumps(config | facts))
     refused(reward_of, reward, "std")
+    refused(lambda source: reward_config(source, False), reward, "std")
 
 
 def test_rlhf_json_wins_over_the_config(reward):

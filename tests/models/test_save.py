@@ -342,6 +342,26 @@ def test_a_broken_or_newer_description_is_refused_with_its_place(text, message, 
     assert caught.value.exit_code == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("std", "1"), ("std", None), ("std", 0), ("std", True), ("mean", "x"), ("mean", 10**350),
+        ("vocabulary_hash", 5), ("template_hash", None), ("kind", 7), ("kind", "judge"),
+        ("kind", []), ("stage", 1), ("as_messages", "no"), ("stop_ids", "x"), ("stop_ids", [-1]),
+        ("stop_ids", [1.5]), ("stop_ids", [64]), ("pad_id", 999999), ("pad_id", None),
+        ("normalised_on", 3), ("parent", []),
+    ],
+)  # fmt: skip
+def test_a_fact_of_another_type_is_refused_by_name(name, value, tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 64}')
+    write_identity(tmp_path, identity("reward"))
+    values = json.loads((tmp_path / "rlhf.json").read_text())
+    (tmp_path / "rlhf.json").write_text(json.dumps(values | {name: value}))
+    with pytest.raises(CheckpointError, match=name) as caught:
+        read_identity(tmp_path)
+    assert caught.value.where.endswith("rlhf.json")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_description_never_holds_a_number_that_is_no_json(value, tmp_path):
     with pytest.raises(ValueError, match="JSON"):
