@@ -45,8 +45,11 @@ def open_or_build(
         if found is not None:
             return found
     for place in places:
+        folder = _folder_in(place)
+        if folder is None:
+            continue
         try:
-            return _build(place, key, schema, write)
+            return _build(folder, place / key, schema, write)
         except OSError as error:
             if error.errno not in _NO_PLACE:
                 raise
@@ -63,21 +66,28 @@ def _places(output: Path | None) -> list[Path]:
     return [home / "data", *([output / "cache"] if output else [])]
 
 
+def _folder_in(place: Path) -> Path | None:
+    """A new folder to write into, or None where the place can hold none, for whatever reason."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=".tmp-", dir=place))
+    except OSError:
+        return None
+
+
 def _build(
-    place: Path, key: str, schema: pa.Schema, write: Write
+    folder: Path, final: Path, schema: pa.Schema, write: Write
 ) -> tuple[list[pa.RecordBatch], dict]:
-    place.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=place))
     try:
         messages, report = write()
         with closing(messages):
             _write(folder / _DATA, schema, messages)
         about = {"report": report(), "hash": _hash(folder / _DATA)}
         (folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
-        _publish(folder, place / key)
+        _publish(folder, final)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    found = _read(place / key)
+    found = _read(final)
     assert found is not None, "the cache that was just written cannot be read"
     return found
 

@@ -380,6 +380,15 @@ def test_the_cache_goes_to_the_run_folder_where_its_own_cannot_be_written(
         load(spec(lines(), changes={"limit": 3}), plain)
 
 
+def test_a_cache_folder_that_can_never_be_made_is_one_that_cannot_be_written(
+    lines, plain, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("RLHF_CACHE", "/proc/1/x")
+    output = tmp_path / "run"
+    assert len(load(spec(lines(), output=output), plain).train) == 10
+    assert list(output.rglob("records.arrow"))
+
+
 def test_nothing_is_written_beside_the_data(plain, tmp_path):
     folder = tmp_path / "theirs"
     folder.mkdir()
