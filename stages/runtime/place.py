@@ -11,6 +11,9 @@ from stages.config import PpoConfig, RewardModelConfig, SftConfig, StageConfig
 from stages.errors import CheckpointError, ConfigError
 from stages.runtime import run_dir
 
+LONGEST_INSIDE = 128
+"""Bytes that the paths of the files inside a run folder take at most."""
+
 
 def require(config: StageConfig) -> None:
     """The output folder can be written, and is no folder that the run reads.
@@ -20,7 +23,7 @@ def require(config: StageConfig) -> None:
             that is read, or holds a file that is read among those that a run writes.
     """
     folder = Path(config.output)
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise ConfigError(
             "is a file", where=f"output: {folder}", do="give output the name of a folder"
         )
@@ -31,10 +34,11 @@ def require(config: StageConfig) -> None:
             where=f"output: {folder}",
             do="give output a folder that this user may write into",
         )
+    _require_short(folder, nearest)
     written = folder.resolve()
     for key, source in sources(config):
         read = Path(source).resolve()
-        if Path(source).exists() and (written in (read, *read.parents) or read in written.parents):
+        if os.path.exists(source) and (written in (read, *read.parents) or read in written.parents):
             how = "is" if read == written else "holds" if written in read.parents else "lies in"
             raise ConfigError(
                 f"{how} the folder of {key} ({source}), which the run reads",
@@ -48,6 +52,19 @@ def require(config: StageConfig) -> None:
                 f"{name} in its folder",
                 where=f"output: {folder}",
                 do="move the file elsewhere, or give output another folder",
+            )
+
+
+def _require_short(folder: Path, nearest: Path) -> None:
+    """The file system takes the folder's name, and the names of what a run puts into it."""
+    longest = max(len(os.fsencode(part)) for part in os.path.abspath(folder).split(os.sep))
+    room = len(os.fsencode(os.path.abspath(folder))) + LONGEST_INSIDE
+    for size, limit in ((longest, "PC_NAME_MAX"), (room, "PC_PATH_MAX")):
+        if size > os.pathconf(nearest, limit):
+            raise ConfigError(
+                "the name is too long for the file system",
+                where=f"output: {folder}",
+                do="give output a shorter name",
             )
 
 
@@ -110,6 +127,12 @@ def require_free(config: StageConfig, *, resume: bool, overwrite: bool) -> None:
             run's own files is a link.
     """
     folder = Path(config.output)
+    if (folder / "run.json").is_dir():
+        raise ConfigError(
+            "run.json in it is a folder, and a run keeps a file of that name",
+            where=f"output: {folder}",
+            do="move that folder away, or give output another folder",
+        )
     if foreign := run_dir.foreign(folder):
         raise ConfigError(
             f"{foreign} in it would be written over, and the folder is no run of rlhf: it has no "

@@ -70,3 +70,15 @@ def test_a_pattern_or_a_link_does_not_hide_the_file(named: str) -> None:
 @pytest.mark.parametrize("path", ["run/notes/mine.jsonl", "d.jsonl", "hub:org/name", "run2/last/a"])
 def test_a_file_that_no_run_touches_may_be_read(path: str) -> None:
     place.require(sft(data={"train": path}))
+
+
+@pytest.mark.parametrize("output", ["runs/" + 300 * "x", "runs/" + "/".join(900 * ["abcd"])])
+def test_a_name_that_no_file_system_takes_is_refused(output: str) -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        place.require(sft(output=output))
+
+
+def test_a_run_json_that_is_a_folder_is_named() -> None:
+    Path("other/run.json").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"run\.json in it is a folder"):
+        place.require_free(sft(output="other"), resume=False, overwrite=True)
