@@ -1,9 +1,9 @@
 """``--num-processes N``: start N processes of this tool as one world, and speak for all of them.
 
 The main process inherits the terminal, what the others write is kept aside. Each process gets the
-signals that this one gets, once each, and is waited for while it saves. When one fails, the others
-are ended and the exit code is that of the first that failed: ``torch.distributed.run`` would turn
-every code into 1 and add a traceback of its own.
+signals that this one gets, once each, and is waited for while it saves; when this one is
+killed, they end. When one fails, the others are ended and the exit code is that of the first that
+failed: ``torch.distributed.run`` would turn every code into 1 and add a traceback of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from stages.errors import ConfigError, ResourceError, RlhfError
 FLAG = "--num-processes"
 LAUNCHED = "RLHF_LAUNCHED"
 """Environment variable by which a process knows that this launcher started it."""
+LIFELINE = "RLHF_LIFELINE"
+"""Environment variable with the number of a pipe's end, which closes when the launcher is gone."""
 FORWARDED = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
@@ -99,10 +101,33 @@ def launch(
         ResourceError: the kernel killed a process.
         ProcessDied: a process ended by another signal, such as a segmentation fault.
     """
-    world = _World(_start([*command, *without_flag(argv)], processes, as_json=as_json))
-    with _forwarding(world):
-        _wait(world)
+    lifeline, held = os.pipe()
+    try:
+        members = _start(
+            [*command, *without_flag(argv)], processes, as_json=as_json, lifeline=lifeline
+        )
+        os.close(lifeline)
+        world = _World(members)
+        with _forwarding(world):
+            _wait(world)
+    finally:
+        os.close(held)
     return _outcome(world, as_json=as_json)
+
+
+def follow_launcher() -> None:
+    """End this process when the one that launched it is gone, even by a signal it cannot catch.
+
+    The launcher alone holds the other end of a pipe, and the system closes it with the launcher.
+    """
+    lifeline = os.environ.pop(LIFELINE, None)  # not for the processes that this one starts
+    if lifeline is not None:
+        Thread(target=_end_with, args=(int(lifeline),), daemon=True).start()
+
+
+def _end_with(lifeline: int) -> None:
+    os.read(lifeline, 1)  # nothing is ever written
+    os._exit(128 + signal.SIGHUP)
 
 
 def check_world(processes: int | None, *, config: str) -> bool:
@@ -153,8 +178,10 @@ def without_flag(argv: Sequence[str]) -> list[str]:
     return kept
 
 
-def _start(command: Sequence[str], processes: int, *, as_json: bool) -> list[_Member]:
-    shared = _environment(processes)
+def _start(
+    command: Sequence[str], processes: int, *, as_json: bool, lifeline: int
+) -> list[_Member]:
+    shared = _environment(processes) | {LIFELINE: str(lifeline)}
     members = []
     for rank in range(processes):
         speaks = rank == 0
@@ -166,6 +193,7 @@ def _start(command: Sequence[str], processes: int, *, as_json: bool) -> list[_Me
             stdin=None if speaks else subprocess.DEVNULL,
             stdout=out,
             stderr=err,
+            pass_fds=(lifeline,),
             # Out of the terminal's group: Ctrl-C would reach the processes twice, once from the
             # terminal and once from here, and the second means "leave at once".
             start_new_session=True,

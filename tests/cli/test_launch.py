@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +258,43 @@ def test_a_failed_process_of_a_world_ends_at_once_whatever_still_runs_in_it() ->
         assert process.wait(timeout=60) == 3
     finally:
         process.kill()
+
+
+def test_the_processes_end_when_the_launcher_is_killed(program: Any, tmp_path: Path) -> None:
+    command = program(
+        f"""
+        sys.path.insert(0, {str(ROOT)!r})
+        from rlhf_cli.launch import follow_launcher
+        follow_launcher()
+        (folder / f"{{rank}}.tmp").write_text(str(os.getpid()))
+        (folder / f"{{rank}}.tmp").rename(folder / f"{{rank}}.pid")
+        time.sleep(60)
+        """
+    )
+    starts = f"from rlhf_cli.launch import launch; launch([], 2, command={command!r})"
+    launcher = subprocess.Popen([sys.executable, "-c", starts], cwd=ROOT)
+    files = [tmp_path / f"{rank}.pid" for rank in range(2)]
+    _until(lambda: all(file.exists() for file in files))
+    members = [int(file.read_text()) for file in files]
+    launcher.kill()
+    launcher.wait()
+    try:
+        _until(lambda: not any(map(_works, members)))
+    finally:
+        for member in filter(_works, members):
+            os.kill(member, signal.SIGKILL)
+
+
+def _until(true: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _works(process: int) -> bool:
+    """Whether it runs; one that has ended may wait for whoever collects orphans."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
