@@ -6,12 +6,14 @@ import os
 import sys
 
 from rlhf_cli.app import main
-from rlhf_cli.launch import LAUNCHED
+from rlhf_cli.launch import LAUNCHED, follow_launcher
 
 
 def run() -> None:
     """Run the command line of this process and end the process with its exit code."""
+    _open_closed_streams()
     _speak_utf8()
+    follow_launcher()
     _wait_briefly()
     code = main(sys.argv[1:])
     if code and LAUNCHED in os.environ:
@@ -21,6 +23,21 @@ def run() -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Put /dev/null where a standard stream is closed (``>&-``), for which Python has None.
+
+    Its number is taken too: the next file to be opened would otherwise get it, and with it what is
+    meant for the stream.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _speak_utf8() -> None:
