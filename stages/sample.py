@@ -9,12 +9,11 @@ behind the lines that are there, with the same settings.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from stages import sample_file
 from stages.config.shared import PromptData
 from stages.data import store
 from stages.data.kinds import PromptItem
@@ -27,7 +26,6 @@ from stages.models.generate import Answer, Sampling, generate, noise
 from stages.models.load import Loading, load_policy, load_tokenizer, max_positions
 from stages.models.network import Network
 from stages.models.precision import choose
-from stages.runtime.place import existing
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import weights_hash
 from stages.runtime.signals import StopRequest
@@ -95,20 +93,12 @@ def run(
         ConfigError: the output exists and is neither resumed nor empty, or was drawn otherwise.
         CheckpointError: the policy cannot be used.
     """
-    kept = _kept_lines(options)
+    kept, tail = sample_file.read(options.output, resume=options.resume)
     codec, policy = _load(options)
     prompts = _prompts(options, codec, policy)
-    if len(kept) > len(prompts):
-        raise ConfigError(
-            f"has {len(kept)} lines, and there are {len(prompts)} prompts",
-            where=str(options.output),
-            do="give --output another file",
-        )
     drawn = options.drawn()
-    for number, (line, item) in enumerate(zip(kept, prompts, strict=False), start=1):
-        where = f"--output {options.output}:{number}"
-        _require_drawn_alike(_answers_in(line, item, where), options.k, drawn, where)
-    _make_ready(options.output, kept)
+    sample_file.require_of(kept, tail, prompts, {**drawn, "k": options.k}, str(options.output))
+    sample_file.make_ready(options.output, kept)
     reporter.begin("sample", total=len(prompts), unit="prompts", done=len(kept))
     ended = 0
     with StopRequest() as stop:
@@ -118,7 +108,7 @@ def run(
             answers = _answers(policy, codec, items, places, options)
             ended += sum(answer.ended for row in answers for answer in row)
             lines = [_line(*pair, codec, drawn) for pair in zip(items, answers, strict=True)]
-            _append(lines, options.output, write)
+            _hand_on(lines, options.output, write)
             reporter.advance(places.stop)
             if stop.signum and places.stop < len(prompts):
                 raise Interrupted(
@@ -214,97 +204,10 @@ def _line(
     return json.dumps(line, ensure_ascii=False)
 
 
-def _kept_lines(options: SampleOptions) -> list[bytes]:
-    """The complete lines of an earlier run, with their ends.
-
-    Raises:
-        ConfigError: the file has lines and is not resumed, or cannot be written.
-    """
-    if options.output is None:
-        return []
-    path = Path(options.output)
-    nearest = existing(path)
-    if path.is_dir() or not os.access(nearest, os.W_OK) or (nearest != path and nearest.is_file()):
-        raise ConfigError(
-            "cannot be written" if nearest == path else f"{nearest} cannot be written",
-            where=f"--output {path}",
-            do="give a file that this user may write",
-        )
-    if path.exists() and not path.is_file():
-        raise ConfigError(
-            "is a device or a pipe, which cannot be resumed",
-            where=f"--output {path}",
-            do="leave --output away: the answers go to standard output then",
-        )
-    text = path.read_bytes() if path.exists() else b""
-    if text and not options.resume:
-        raise ConfigError(
-            "the file is not empty",
-            where=f"--output {path}",
-            do="go on with --resume, or give another file",
-        )
-    return text[: text.rfind(b"\n") + 1].splitlines(keepends=True)
-
-
-def _answers_in(line: bytes, item: PromptItem, where: str) -> dict[str, Any]:
-    """A kept line, which holds answers to the prompt in its place, ranked or not.
-
-    Raises:
-        ConfigError: it holds something else; the file may be another one than was meant.
-    """
-    try:
-        found = json.loads(line)
-        if isinstance(found["responses"], list) and found["prompt"] == to_json(item.prompt):
-            return dict(found)
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ConfigError(
-        "the line holds no answers to the prompt in its place",
-        where=where,
-        do="give --output another file, or the prompts that it was sampled from",
-    )
-
-
-def _require_drawn_alike(
-    line: Mapping[str, Any], k: int, drawn: Mapping[str, Any], where: str
-) -> None:
-    """A kept line was drawn as the missing ones will be, as far as it tells.
-
-    Raises:
-        ConfigError: it was not; the option is named.
-    """
-    told = line.get("sampling")
-    before = {**drawn, **(told if isinstance(told, dict) else {}), "k": len(line["responses"])}
-    for name, value in {**drawn, "k": k}.items():
-        if before[name] == value:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        what = f"its answers were drawn with {option} {before[name]}, and now it is {value}"
-        if name == "policy":
-            what = "its answers are those of another policy, or of other weights of this one"
-        raise ConfigError(
-            what,
-            where=where,
-            do="go on with the options that the file was drawn with, or give --output another file",
-        )
-
-
-def _make_ready(output: str | None, kept: Sequence[bytes]) -> None:
-    """The file holds the kept lines alone: a line that an earlier run left torn goes now."""
-    if output is None:
+def _hand_on(lines: Sequence[str], output: str | None, write: Callable[[str], None] | None) -> None:
+    if output is not None:
+        sample_file.append(lines, output)
         return
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    with open(output, "ab") as file:
-        file.truncate(sum(map(len, kept)))
-
-
-def _append(lines: Sequence[str], output: str | None, write: Callable[[str], None] | None) -> None:
-    if output is None:
-        assert write is not None
-        for line in lines:
-            write(line)
-        return
-    with open(output, "a", encoding="utf-8") as file:
-        file.write("".join(f"{line}\n" for line in lines))
-        file.flush()
-        os.fsync(file.fileno())
+    assert write is not None
+    for line in lines:
+        write(line)

@@ -42,6 +42,7 @@ LAYERS: tuple[tuple[str, int, set[str]], ...] = (
     ("stages/update.py", 4, TORCH),
     ("stages/actors.py", 4, HF),
     ("stages/diagnosis.py", 4, set()),
+    ("stages/sample_file.py", 4, set()),
     ("stages/sft.py", 5, HF),
     ("stages/reward_model.py", 5, HF),
     ("stages/ppo.py", 5, HF),
@@ -63,6 +64,7 @@ STEPS = (
     "stages/update.py",
     "stages/actors.py",
     "stages/diagnosis.py",
+    "stages/sample_file.py",
 )
 """The parts of layer 4, each of which may use those before it."""
 EXTRA = {

@@ -102,10 +102,41 @@ def test_an_interrupted_file_is_completed_to_the_uninterrupted_one(
     assert caught.value.exit_code == 143
     parts = Path("parts.jsonl")
     assert len(parts.read_text().splitlines()) == 4
-    parts.write_text(parts.read_text() + '{"prompt": "torn')
-    told = run(into("parts.jsonl", resume=True), QUIET)
-    assert told["kept"] == 4
-    assert parts.read_bytes() == Path("whole.jsonl").read_bytes()
+    whole = Path("whole.jsonl").read_bytes()
+    start = parts.stat().st_size
+    end = whole.index(b"\n", start)
+    for size, kept in ((start, 4), (start + 9, 4), (end - 1, 4), (end, 5)):
+        parts.write_bytes(whole[:size])
+        assert run(into("parts.jsonl", resume=True), QUIET)["kept"] == kept
+        assert parts.read_bytes() == whole
+
+
+@pytest.mark.parametrize("kept", [0, 2, 6])
+@pytest.mark.parametrize("tail", ["my notes", '{"prompt": "of another', '{"mine": 1}', "{}", "7"])
+def test_a_last_line_without_an_end_is_cut_only_where_it_is_torn_off_the_line_that_is_due(
+    kept: int, tail: str, project: Project
+) -> None:
+    path = Path("answers.jsonl")
+    if kept:
+        run(into("answers.jsonl", limit=kept), QUIET)
+    before = path.read_bytes() if kept else b""
+    path.write_bytes(before + tail.encode())
+    with pytest.raises(ConfigError) as caught:
+        run(into("answers.jsonl", resume=True), QUIET)
+    assert "no answers to the prompt" in str(caught.value) or "7 lines" in str(caught.value)
+    assert path.read_bytes() == before + tail.encode()
+
+
+def test_the_last_ranked_line_is_kept_where_an_editor_left_out_its_end(project: Project) -> None:
+    run(into("answers.jsonl", limit=1), QUIET)
+    path = Path("answers.jsonl")
+    line = json.loads(path.read_text())
+    line["responses"][0]["rank"], line["responses"][1]["rank"] = 2, 1
+    path.write_text(json.dumps(line))
+    assert run(into("answers.jsonl", resume=True), QUIET)["kept"] == 1
+    lines = path.read_text().splitlines()
+    assert json.loads(lines[0]) == line
+    assert len(lines) == 6
 
 
 def test_a_file_that_has_lines_is_neither_overwritten_nor_doubled(project: Project) -> None:
