@@ -69,7 +69,10 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         return failure.reader_left()
     except (Exception, KeyboardInterrupt) as error:
-        return failure.report(error, as_json="--json" in argv, debug="--debug" in argv)
+        resumes = any(word in ("sft", "train-rm", "ppo") for word in argv[:1])
+        return failure.report(
+            error, as_json="--json" in argv, debug="--debug" in argv, resumes=resumes
+        )
 
 
 def _invoke(argv: Sequence[str]) -> int:

@@ -45,13 +45,14 @@ class Failure:
         return self.kind == "bug"
 
 
-def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
+def report(error: BaseException, *, as_json: bool, debug: bool, resumes: bool = True) -> int:
     """Print a failure: for a person on stderr and, with ``--json``, as one object on stdout.
 
     Every process of a world says why it failed (a launcher shows the first), but the object comes
-    from the main process, or from each where our launcher chooses one.
+    from the main process, or from each where our launcher chooses one. ``resumes`` says whether the
+    command has ``--resume``.
     """
-    failure = explain(error)
+    failure = explain(error, resumes=resumes)
     if failure.is_bug or debug:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         print(clean(trace, keep="\n\t"), end="", file=sys.stderr)
@@ -64,7 +65,7 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
     return failure.exit
 
 
-def explain(error: BaseException) -> Failure:
+def explain(error: BaseException, *, resumes: bool = True) -> Failure:
     """What happened, where, and what to do about it."""
     if isinstance(error, RlhfError):
         return Failure(error.exit_code, error.kind, error.where, error.what, error.do)
@@ -78,7 +79,7 @@ def explain(error: BaseException) -> Failure:
         )
     if callable(getattr(error, "format_message", None)):
         return _usage(error)
-    return _resource(error) or _lost_peer(error) or _bug(error)
+    return _resource(error, resumes=resumes) or _lost_peer(error) or _bug(error)
 
 
 def as_text(failure: Failure) -> str:
@@ -121,7 +122,7 @@ def _usage(error: BaseException) -> Failure:
     return Failure(USAGE, "config", "command line", what, f"see {command} --help")
 
 
-def _resource(error: BaseException) -> Failure | None:
+def _resource(error: BaseException, *, resumes: bool) -> Failure | None:
     """Out of memory or disk, in the many words of the libraries below us."""
     if memory.is_short(error):
         return _out_of_memory(error)
@@ -129,7 +130,7 @@ def _resource(error: BaseException) -> Failure | None:
     if number not in DISK:
         return None
     where = getattr(error, "filename", None) or ""
-    do = f"{DISK[number]}, then run the same command again with --resume"
+    do = f"{DISK[number]}, then run the same command again" + " with --resume" * resumes
     what = "the disk is full" if number in FULL else os.strerror(number)
     return Failure(RESOURCE, "resource", str(where), what, do)
 

@@ -20,6 +20,7 @@ _NULL, _BOOL, _INT, _FLOAT, *_TEXTS = (
     f"tag:yaml.org,2002:{name}"
     for name in ("null", "bool", "int", "float", "str", "timestamp", "merge")
 )
+_MERGE = "tag:yaml.org,2002:merge"
 _BASES = {"0x": 16, "0o": 8, "0b": 2}
 
 
@@ -111,6 +112,8 @@ def _mapping(
         at = _mark(key_node.start_mark)
         if not isinstance(key_node, ScalarNode):
             raise NotYaml("a key that is not a word", at)
+        if key_node.tag == _MERGE:
+            raise NotYaml(f"{key_node.value}: merge keys are not taken, write the keys out", at)
         key = str(key_node.value)
         inner = (*path, key)
         if key in values:

@@ -198,6 +198,7 @@ def test_a_full_disk_behind_stdout_ends_with_6(flags: list[str]) -> None:
     assert ended.returncode == 6, ended.stderr
     assert ended.stderr.startswith("error: the disk is full")
     assert "Traceback" not in ended.stderr
+    assert "--resume" not in ended.stderr  # which this command does not have
 
 
 def ppo_config() -> Any:

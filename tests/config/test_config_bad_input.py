@@ -515,6 +515,7 @@ def test_another_stage_s_config_is_one_sentence(text, stage, sentence, tmp_path)
         ("a: 1\nb: \x01\n", "2:4", "control character"),
         ("a: !!python/object:os.system x\n", "1:4", "tag"),
         ("a: !mine [1]\n", "1:4", "tag"),
+        ("a: {<<: {b: 1}}\n", "1:5", "<<: merge keys are not taken"),
         ("a: &x [*x]\n", "1:4", "contains itself"),
         ("? [1, 2]\n: 3\n", "1:3", "not a word"),
         ("a: " + "[" * 5000 + "\n", "1:1", "nested too deeply"),

@@ -246,6 +246,13 @@ def test_a_broken_tokenizer_file_is_refused(policy):
     refused(load_tokenizer, policy, "tokenizer")
 
 
+def test_the_advice_on_a_broken_tokenizer_names_the_model_folder(policy, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(policy, run / "model")
+    (run / "model" / "tokenizer.json").write_text("{")
+    assert refused(load_tokenizer, run, "tokenizer").do.endswith(f"into {run}/model")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dropout_is_set_where_a_family_has_it_and_refused_where_not(family, tmp_path):
     source = str(save_tiny(tmp_path / "m", family))
