@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -154,7 +155,8 @@ def model_folder(source: str) -> Path:
     """The folder with the weights: ``source`` itself, or ``model/`` inside a run folder."""
     path = Path(source)
     inner = path / "model"
-    return inner if not (path / "config.json").is_file() and inner.is_dir() else path
+    own = os.path.isfile(path / "config.json")
+    return inner if not own and os.path.isdir(inner) else path
 
 
 def read_config(folder: Path) -> dict[str, Any]:

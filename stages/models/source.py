@@ -6,12 +6,14 @@ A source is a run folder, a model folder or a hub id.
 from __future__ import annotations
 
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_url, is_offline_mode, try_to_load_from_cache
-from huggingface_hub.utils import build_hf_headers, get_session
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import build_hf_headers, get_session, validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 from stages.errors import CheckpointError
@@ -29,7 +31,7 @@ def identity_of(source: str) -> Identity | None:
         CheckpointError: no such folder, a folder without a model, or no such model on the hub.
     """
     folder = model_folder(source)
-    if folder.is_dir():
+    if os.path.isdir(folder):  # False for a name that is too long to be one
         if (folder / "run.json").is_file() and not (folder / "config.json").exists():
             raise CheckpointError(
                 "the run in this folder has not made a model yet",
@@ -38,16 +40,24 @@ def identity_of(source: str) -> Identity | None:
             )
         read_config(folder)
         return read_identity(folder)
-    if folder.exists():
+    if os.path.exists(folder):
         raise CheckpointError(
             "is a file, not a model folder",
             where=source,
             do="name the run folder of an earlier stage, or a model folder",
         )
-    if Path(source).is_absolute() or source.startswith(".") or source.count("/") != 1:
+    if source.count("/") != 1 or not _is_hub_id(source):
         raise _missing(source, "no such folder")
     _require_on_hub(source)
     return None
+
+
+def _is_hub_id(source: str) -> bool:
+    try:
+        validate_repo_id(source)
+    except HFValidationError:
+        return False
+    return True
 
 
 def require_weights(source: str) -> None:

@@ -246,6 +246,18 @@ def test_a_broken_tokenizer_file_is_refused(policy):
     refused(load_tokenizer, policy, "tokenizer")
 
 
+@pytest.mark.parametrize(
+    "name", [300 * "x", "runs/" + 300 * "x", "run s/x", "/nowhere/x", "./x/y", "../x", "runs/-x"]
+)
+def test_a_name_that_neither_a_folder_nor_the_hub_can_have_is_no_such_folder(
+    name, tmp_path, monkeypatch
+):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        load_tokenizer(name)
+
+
 def test_the_advice_on_a_broken_tokenizer_names_the_model_folder(policy, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(policy, run / "model")
