@@ -41,6 +41,8 @@ METRICS: Mapping[str, Mapping[str, str]] = {
 }
 """The metrics of each stage by their groups, as in docs/metrics.md."""
 
+GROUPS = tuple(sorted({group for groups in METRICS.values() for group in groups}))
+
 BY_ANSWERS = re.compile(r"eval/accuracy_k[1-9][0-9]*")
 """The accuracy over prompts with K ranked answers, of reward_model."""
 
