@@ -90,7 +90,7 @@ def ranking_loss(
     """
     sums = _pair_sums(scores, ranks, mask, margin=margin, ties=ties, center_coef=center_coef)
     if reduction == "prompt_mean":
-        sums = divide(sums, _pair_counts(ranks, mask, ties, pair_denominator))
+        sums = divide(sums, pair_counts(ranks, mask, ties=ties, pair_denominator=pair_denominator))
     return divide(sums.sum(), denominator)
 
 
@@ -116,7 +116,7 @@ def ranking_denominator(
     Returns:
         A float scalar.
     """
-    counts = _pair_counts(ranks, mask, ties, pair_denominator)
+    counts = pair_counts(ranks, mask, ties=ties, pair_denominator=pair_denominator)
     return (counts > 0).sum().float() if reduction == "prompt_mean" else counts.sum()
 
 
@@ -131,7 +131,7 @@ def per_prompt_loss(
 ) -> Tensor:
     """L_p of each prompt without the centring term, ``[P]``; NaN where a prompt has no pair."""
     sums = _pair_sums(scores, ranks, mask, margin=margin, ties=ties, center_coef=0.0)
-    return sums / _pair_counts(ranks, mask, ties, pair_denominator)
+    return sums / pair_counts(ranks, mask, ties=ties, pair_denominator=pair_denominator)
 
 
 def strict_pairs(ranks: Tensor, mask: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def _real_pairs(ranks: Tensor, mask: Tensor) -> Tensor:
     return mask[:, :, None] & mask[:, None, :]
 
 
-def _pair_weights(ranks: Tensor, mask: Tensor, ties: Ties) -> Tensor:
+def pair_weights(ranks: Tensor, mask: Tensor, *, ties: Ties) -> Tensor:
     """``[P, K, K]``: 1 for a strict pair; ½ for each of the two orders of a tie that is kept."""
     strict = strict_pairs(ranks, mask).float()
     if ties == "drop":
@@ -244,11 +244,11 @@ def _pair_weights(ranks: Tensor, mask: Tensor, ties: Ties) -> Tensor:
     return strict + 0.5 * tied
 
 
-def _pair_counts(
-    ranks: Tensor, mask: Tensor, ties: Ties, pair_denominator: PairDenominator
+def pair_counts(
+    ranks: Tensor, mask: Tensor, *, ties: Ties, pair_denominator: PairDenominator
 ) -> Tensor:
     """|P| of each prompt, ``[P]``; 0 where no pair is kept, also with ``choose2``."""
-    kept = _pair_weights(ranks, mask, ties).sum(dim=(1, 2))
+    kept = pair_weights(ranks, mask, ties=ties).sum(dim=(1, 2))
     if pair_denominator == "pairs":
         return kept
     k = mask.sum(dim=1)
@@ -274,7 +274,7 @@ def _pair_sums(
     losses = -logsigmoid(differences - masked(margins, strict_pairs(ranks, mask)))
     if center_coef:
         losses = losses + center_coef * (scores[:, :, None] + scores[:, None, :]).square()
-    return (_pair_weights(ranks, mask, ties) * losses).sum(dim=(1, 2))
+    return (pair_weights(ranks, mask, ties=ties) * losses).sum(dim=(1, 2))
 
 
 def _differences(scores: Tensor) -> Tensor:

@@ -11,11 +11,17 @@ from torch import Tensor
 from stages.functional import (
     control,
     divergence,
+    dpo,
+    kto,
     logprobs,
     masking,
+    odpo,
+    orpo,
+    pairwise,
     policy_gradient,
     ranking,
     returns,
+    simpo,
     supervised,
     value,
 )
@@ -538,6 +544,194 @@ def seed_preset(
     }
 
 
+def dpo_pairs(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+    reference_free: bool = False,
+) -> Result:
+    if reference_free:
+        ref_chosen, ref_rejected = torch.zeros_like(chosen), torch.zeros_like(rejected)
+
+    def losses(gaps: Tensor) -> Tensor:
+        return dpo.dpo_losses(gaps, loss="sigmoid", beta=beta, label_smoothing=label_smoothing)
+
+    return _pairs(chosen, rejected, ref_chosen, ref_rejected, losses, scale=beta)
+
+
+def ipo_pairs(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    tau: float,
+    len_chosen: Tensor | None = None,
+    len_rejected: Tensor | None = None,
+) -> Result:
+    lengths = None
+    if len_chosen is not None and len_rejected is not None:
+        lengths = torch.stack([len_chosen, len_rejected], dim=1)
+
+    def losses(gaps: Tensor) -> Tensor:
+        return dpo.dpo_losses(gaps, loss="ipo", beta=tau)
+
+    return _pairs(chosen, rejected, ref_chosen, ref_rejected, losses, scale=tau, lengths=lengths)
+
+
+def odpo_pairs(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    score_chosen: Tensor,
+    score_rejected: Tensor,
+    beta: float,
+    alpha: float,
+    scale: odpo.OffsetScale = "log",
+) -> Result:
+    scores = torch.stack([score_chosen, score_rejected], dim=1)
+    table = scores[:, :, None] - scores[:, None, :]
+    offset = odpo.offsets(table, alpha=alpha, scale=scale)
+
+    def losses(gaps: Tensor) -> Tensor:
+        return odpo.odpo_losses(gaps, offset, beta=beta)
+
+    result = _pairs(chosen, rejected, ref_chosen, ref_rejected, losses, scale=beta)
+    return {**result, "offset": offset[:, 0, 1]}
+
+
+def _pairs(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    losses: Callable[[Tensor], Tensor],
+    *,
+    scale: float,
+    lengths: Tensor | None = None,
+) -> Result:
+    """Each pair as the ranking of a prompt's two answers."""
+    chosen, rejected = chosen.clone().requires_grad_(), rejected.clone().requires_grad_()
+    ratios = torch.stack([chosen - ref_chosen, rejected - ref_rejected], dim=1)
+    ranks, mask = _two(ratios)
+    compared = ratios if lengths is None else pairwise.per_token(ratios, lengths, mask)
+    table = losses(pairwise.pair_table(compared, mask))
+    loss = _mean_over_pairs(table, ranks, mask)
+    rewards = scale * ratios
+    return {
+        "loss": loss,
+        "losses": table[:, 0, 1],
+        "chosen_rewards": rewards[:, 0],
+        "rejected_rewards": rewards[:, 1],
+        "accuracy": _accuracy(rewards, ranks, mask),
+        "grad_chosen": _gradient(loss, chosen),
+        "grad_rejected": _gradient(loss, rejected),
+    }
+
+
+def kto_answers(
+    policy: Tensor,
+    ref: Tensor,
+    desirable: Tensor,
+    kl_policy: Tensor,
+    kl_ref: Tensor,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> Result:
+    policy = policy.clone().requires_grad_()
+    count = torch.tensor(len(policy))
+    point = kto.reference_point((kl_policy - kl_ref).sum(), count)
+    losses = kto.kto_losses(
+        policy - ref,
+        desirable,
+        point,
+        beta=beta,
+        desirable_weight=desirable_weight,
+        undesirable_weight=undesirable_weight,
+    )
+    every = torch.ones_like(desirable)[:, None]
+    loss = kto.answer_mean(losses[:, None], every, denominator=count)
+    return {
+        "loss": loss,
+        "losses": losses,
+        "kl": point,
+        "implicit_rewards": beta * (policy - ref),
+        "grad_policy": _gradient(loss, policy),
+    }
+
+
+def orpo_pairs(
+    chosen_tok: Tensor,
+    chosen_mask: Tensor,
+    rejected_tok: Tensor,
+    rejected_mask: Tensor,
+    lam: float,
+) -> Result:
+    means, ranks, mask = _mean_logps(chosen_tok, chosen_mask, rejected_tok, rejected_mask)
+    table = orpo.orpo_losses(means, lam=lam)
+    odds = orpo.log_odds(means)
+    without = orpo.orpo_losses(means, lam=0.0)[:, 0, 1]
+    return {
+        "loss": _mean_over_pairs(table, ranks, mask),
+        "losses": table[:, 0, 1],
+        "nll": without,
+        "log_odds_ratio": odds[:, 0] - odds[:, 1],
+        "or_term": orpo.orpo_losses(means, lam=1.0)[:, 0, 1] - without,
+    }
+
+
+def simpo_pairs(
+    chosen_tok: Tensor,
+    chosen_mask: Tensor,
+    rejected_tok: Tensor,
+    rejected_mask: Tensor,
+    beta: float,
+    gamma: float,
+) -> Result:
+    means, ranks, mask = _mean_logps(chosen_tok, chosen_mask, rejected_tok, rejected_mask)
+    table = simpo.simpo_losses(pairwise.pair_table(means, mask), beta=beta, gamma=gamma)
+    rewards = beta * means
+    return {
+        "loss": _mean_over_pairs(table, ranks, mask),
+        "losses": table[:, 0, 1],
+        "chosen_rewards": rewards[:, 0],
+        "rejected_rewards": rewards[:, 1],
+        "accuracy": _accuracy(rewards, ranks, mask),
+    }
+
+
+def _two(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Ranks and mask of two answers a prompt, the better one first."""
+    ranks = torch.tensor([[1, 2]]).expand(len(values), 2)
+    return ranks, torch.ones_like(ranks, dtype=torch.bool)
+
+
+def _mean_logps(
+    chosen: Tensor, chosen_mask: Tensor, rejected: Tensor, rejected_mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    halves = ((chosen, chosen_mask), (rejected, rejected_mask))
+    sums = torch.stack([masking.masked(x, m).sum(dim=1) for x, m in halves], dim=1)
+    lengths = torch.stack([m.sum(dim=1) for _, m in halves], dim=1)
+    ranks, mask = _two(sums)
+    return pairwise.per_token(sums, lengths, mask), ranks, mask
+
+
+def _mean_over_pairs(table: Tensor, ranks: Tensor, mask: Tensor) -> Tensor:
+    counting: dict[str, Any] = {"ties": "drop", "pair_denominator": "pairs"}
+    counting["reduction"] = "prompt_mean"
+    whole = ranking.ranking_denominator(ranks, mask, **counting)
+    return pairwise.pairwise_loss(table, ranks, mask, denominator=whole, **counting)
+
+
+def _accuracy(rewards: Tensor, ranks: Tensor, mask: Tensor) -> Tensor:
+    statistics = pairwise.reward_statistics(rewards, ranks, mask)
+    return statistics.correct / statistics.pairs
+
+
 ADAPTERS: dict[str, Callable[..., Result]] = {
     adapter.__name__: adapter
     for adapter in (
@@ -548,6 +742,13 @@ ADAPTERS: dict[str, Callable[..., Result]] = {
         *(policy_loss, value_loss, ppo_step, seed_literal, seed_preset),
         *(kl_controller, ppo_total, ptx_gradient, ema, lr_schedule),
     )
+} | {
+    "dpo": dpo_pairs,
+    "ipo": ipo_pairs,
+    "odpo_offset": odpo_pairs,
+    "kto": kto_answers,
+    "orpo": orpo_pairs,
+    "simpo": simpo_pairs,
 }
 
 

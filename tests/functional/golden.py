@@ -17,7 +17,9 @@ FOLDER = Path(os.environ.get("RLHF_GOLDEN_DIR") or SHIPPED)
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 INTEGERS = {"labels", "input_ids", "ptx_ids", "segment_ids", "ranks", "end"}
+INTEGERS |= {"len_chosen", "len_rejected"}
 MASKS = {"mask", "loss_mask", "ptx_mask", "generate_mask", "has_eos"}
+MASKS |= {"chosen_mask", "rejected_mask", "desirable"}
 ROW_LISTS = {"microbatches", "minibatches", "shards", "observations", "steps"}
 
 # The case files write a mean over nothing as null, or as 0. A loss over nothing is always 0.

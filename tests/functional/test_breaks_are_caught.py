@@ -157,6 +157,32 @@ BREAKS = [
         "decay * average + (1 - decay) * value",
         "decay * value + (1 - decay) * average",
     ),
+    Break("the smoothed order", "dpo", "logsigmoid(-beta", "logsigmoid(beta"),
+    Break("ipo's target", "dpo", "1 / (2 * beta)", "1 / beta"),
+    Break(
+        "dpo without beta", "dpo", "logsigmoid(beta * log_ratio_gaps)", "logsigmoid(log_ratio_gaps)"
+    ),
+    Break("offset added", "odpo", "log_ratio_gaps - offset", "log_ratio_gaps + offset"),
+    Break("offset of log without alpha", "odpo", "alpha * torch.where", "torch.where"),
+    Break("reference point below zero", "kto", ".clamp(min=0)", ""),
+    Break("gain and loss exchanged", "kto", "(desirable, gain, loss)", "(desirable, loss, gain)"),
+    Break(
+        "reference point times beta left out",
+        "kto",
+        "beta * (log_ratios - reference)",
+        "beta * log_ratios - reference",
+    ),
+    Break(
+        "odds of a whole answer",
+        "pairwise",
+        "torch.where(mask, lengths, 1)",
+        "torch.where(mask, 1, 1)",
+    ),
+    Break("odds without the other side", "orpo", "below - torch.log(-torch.expm1(below))", "below"),
+    Break("odds ratio inverted", "orpo", "logsigmoid(ratios)", "logsigmoid(-ratios)"),
+    Break("no target margin", "simpo", " - gamma", ""),
+    Break("pairs of either order", "pairwise", "masked(losses, weights > 0)", "losses.mT"),
+    Break("equal rewards right", "pairwise", "(table > 0)", "(table >= 0)"),
 ]
 
 

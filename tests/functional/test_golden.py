@@ -12,8 +12,9 @@ from .golden import DTYPES, FOLDER, Case, padded, paddings_of, read_suites, run
 SUITES = {
     *("whitening", "sft", "ranking_loss", "logprobs_entropy_kl", "reward_shaping", "gae"),
     *("policy_loss", "value_loss", "controllers_and_totals", "ppo_step", "seed_snippet"),
+    "preference_losses",
 }
-NOT_BUILT = {"preference_losses", "group_losses"}
+NOT_BUILT = {"group_losses"}
 CASES = read_suites()
 
 

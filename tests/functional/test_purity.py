@@ -48,6 +48,13 @@ OPTIONS: dict[str, Any] = {
     "vf_coef": 0.1,
     "ent_coef": 0.1,
     "ptx_coef": 1.0,
+    "loss": "ipo",
+    "beta": 0.1,
+    "label_smoothing": 0.1,
+    "alpha": 0.5,
+    "scale": "log",
+    "desirable_weight": 1.0,
+    "undesirable_weight": 1.3,
 }
 
 
@@ -84,6 +91,12 @@ def arguments(kernel: Callable[..., Any]) -> tuple[list[Tensor], dict[str, Any]]
             return torch.randint(1, 4, MASK.shape, generator=generator)
         if name.startswith("logits"):
             return torch.randn(*MASK.shape, 5, generator=generator)
+        if name == "desirable":
+            return MASK.clone()
+        if name in ("reference", "mismatched_sum", "count"):
+            return torch.tensor(0.5)
+        if name == "losses" and "ranks" in positional:
+            return torch.randn(*MASK.shape, MASK.shape[1], generator=generator)
         if name == "diffs" or (name == "scores" and "ranks" not in positional):
             return torch.randn(3, generator=generator)
         return torch.randn(MASK.shape, generator=generator)
