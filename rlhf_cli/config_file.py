@@ -14,6 +14,7 @@ from stages.config.problems import Problem
 from stages.errors import ConfigError
 
 COMMANDS = {"sft": "sft", "reward_model": "train-rm", "ppo": "ppo"}
+COMMANDS |= {word: word for word in ("dpo", "odpo", "kto", "orpo", "simpo")}
 _TOP = Mark(1, 1)
 _LAST = Mark(sys.maxsize, 0)  # where overrides stand among findings: behind those of the file
 
@@ -86,7 +87,7 @@ def _is_stage(word: object) -> bool:
 def _refuse_other_stage(source: _Source, stage: str | None) -> None:
     given = source.values.get("stage")
     if stage and isinstance(given, str) and given in STAGES and given != stage:
-        article = "an" if given == "sft" else "a"
+        article = "an" if given in ("sft", "odpo", "orpo") else "a"
         raise ConfigError(
             f"this is {article} {given} config; run rlhf {COMMANDS[given]} {source.name}",
             where=_placed(Problem(("stage",), "", "value"), source).where,

@@ -11,6 +11,18 @@ from dataclasses import dataclass
 
 from stages.errors import ConfigError, GateError
 
+_PREFERENCES = {
+    "loss": "preference",
+    "preference": ("accuracy margin reward_chosen reward_rejected logp_chosen logp_rejected"),
+    "eval": "accuracy margin length_accuracy loss",
+    "optim": "lr grad_norm",
+    "time": "train tokens_per_second",
+}
+_LABELLED = {
+    **_PREFERENCES,
+    "preference": f"{_PREFERENCES['preference']} kl",
+    "eval": "accuracy margin kl loss",
+}
 METRICS: Mapping[str, Mapping[str, str]] = {
     "sft": {
         "loss": "sft",
@@ -38,6 +50,8 @@ METRICS: Mapping[str, Mapping[str, str]] = {
         "time": "rollout score train",
         "eval": "score kl response_length_mean",
     },
+    **dict.fromkeys(("dpo", "odpo", "orpo", "simpo"), _PREFERENCES),
+    "kto": _LABELLED,
 }
 """The metrics of each stage by their groups, as in docs/metrics.md."""
 

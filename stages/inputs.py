@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
-from stages.config import PpoConfig, RewardModelConfig, SftConfig, StageConfig
+from stages import methods
+from stages.config import (
+    KtoConfig,
+    OdpoConfig,
+    PairedConfig,
+    PpoConfig,
+    PreferenceConfig,
+    RewardModelConfig,
+    SftConfig,
+    StageConfig,
+)
 from stages.config.ppo import Kl
 from stages.data import store
 from stages.data.store import LoadSpec, Splits, Store
@@ -93,6 +103,8 @@ def models(session: Session, config: StageConfig, text: start.Text) -> list[Mode
             session.reporter.note(f"{family} models have no residual dropout: the preset's is left")
     elif isinstance(config, RewardModelConfig):
         found = _of_reward_model(config)
+    elif isinstance(config, PreferenceConfig):
+        found = _of_preference(config)
     else:
         assert isinstance(config, PpoConfig)
         found = _of_ppo(config)
@@ -132,6 +144,8 @@ def load(session: Session, config: StageConfig, text: start.Text) -> Inputs:
         return demonstrations(session, config, text)
     if isinstance(config, RewardModelConfig):
         return rankings(session, config, text)
+    if isinstance(config, PreferenceConfig):
+        return preferences(session, config, text)
     assert isinstance(config, PpoConfig)
     return prompts(session, config, text)
 
@@ -159,6 +173,26 @@ def rankings(session: Session, config: RewardModelConfig, text: start.Text) -> I
     return Inputs(found, _beside(session, text, spec, "demonstrations"))
 
 
+def preferences(session: Session, config: PreferenceConfig, text: start.Text) -> Inputs:
+    """Rankings, split by prompt; for kto labelled answers, or rankings read as such."""
+    if isinstance(config, KtoConfig):
+        return Inputs(_load(session, text, _spec(session, config, "labelled")))
+    assert isinstance(config, PairedConfig)
+    ties, margin = config.ranking.ties, _offset(config)
+    return Inputs(
+        _load(session, text, _spec(session, config, "rankings", ties=ties, margin=margin))
+    )
+
+
+def _offset(config: PairedConfig) -> Any:
+    """What the store keeps for each pair: for odpo, how much better the preferred answer is."""
+    if not isinstance(config, OdpoConfig):
+        return 0.0
+    if config.odpo.offset == "rank":
+        return {"per_rank": 1.0}
+    return "score above 0" if config.odpo.scale == "log" else "score"
+
+
 def prompts(session: Session, config: PpoConfig, text: start.Text) -> Inputs:
     """Prompts that leave room for an answer, and the pretraining documents of PPO-ptx."""
     _remark(session, config)
@@ -180,6 +214,15 @@ def _of_reward_model(config: RewardModelConfig) -> list[Model]:
         source = config.normalise.policy or config.model
         found.append(_policy("normalise.policy", source, config))
     return found
+
+
+def _of_preference(config: PreferenceConfig) -> list[Model]:
+    """The policy, and the reference where it is at hand in training."""
+    policy = _policy("model", config.model, config, trained=True)
+    if not methods.reads_reference_live(config):
+        return [policy]
+    shares = None if config.lora is None else "model"
+    return [policy, replace(_policy("reference", config.model, config), shares=shares)]
 
 
 def _of_ppo(config: PpoConfig) -> list[Model]:

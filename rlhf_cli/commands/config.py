@@ -37,7 +37,11 @@ def show(
 @app.command()
 def schema(
     stage: Annotated[
-        str, typer.Argument(metavar="STAGE", help="sft, reward_model (or train-rm), or ppo.")
+        str,
+        typer.Argument(
+            metavar="STAGE",
+            help="sft, reward_model (or train-rm), ppo, dpo, odpo, kto, orpo or simpo.",
+        ),
     ],
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,

@@ -1,4 +1,4 @@
-"""What the commands of the three stages share: they differ in their word and their library."""
+"""What the commands of the stages share: they differ in their word and their library."""
 
 from __future__ import annotations
 
@@ -36,17 +36,20 @@ HEADLINES = (
     "rollout/ended",
     "loss/sft",
     "loss/ranking",
+    "loss/preference",
+    "preference/margin",
 )
 """Figures for the last lines of a stage, most telling first; those that it has are shown."""
 HEADLINES_SHOWN = 6
 
 
-def stage_command(word: str, *, description: str) -> Callable[..., int]:
+def stage_command(word: str, *, description: str, module: str | None = None) -> Callable[..., int]:
     """The command of one stage.
 
     Args:
-        word: the stage as configs and modules name it: sft, reward_model or ppo.
+        word: the stage as configs name it, such as reward_model.
         description: the first line of its help.
+        module: the library of that stage in ``stages``; None where it has the stage's name.
     """
 
     def command(
@@ -79,7 +82,7 @@ def stage_command(word: str, *, description: str) -> Callable[..., int]:
             return 0
         if starts_world:
             return launch(context.obj, num_processes or 1, as_json=as_json)
-        run = importlib.import_module(f"stages.{word}").run
+        run = importlib.import_module(f"stages.{module or word}").run
         with make_reporter(as_json=as_json, quiet=quiet) as reporter:
             result = run(loaded.config, reporter, resume=resume, overwrite=overwrite)
         if is_main_process():

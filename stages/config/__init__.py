@@ -9,6 +9,15 @@ from pydantic import ValidationError
 
 from stages.config.base import to_yaml
 from stages.config.ppo import PpoConfig
+from stages.config.preference import (
+    DpoConfig,
+    KtoConfig,
+    OdpoConfig,
+    OrpoConfig,
+    PairedConfig,
+    PreferenceConfig,
+    SimpoConfig,
+)
 from stages.config.presets import preset_values, under
 from stages.config.problems import InvalidConfig, Problem, problems_of, shown, suggestion
 from stages.config.reward_model import RewardModelConfig
@@ -17,10 +26,17 @@ from stages.config.shared import StageConfig
 
 __all__ = [
     "STAGES",
+    "DpoConfig",
     "InvalidConfig",
+    "KtoConfig",
+    "OdpoConfig",
+    "OrpoConfig",
+    "PairedConfig",
     "PpoConfig",
+    "PreferenceConfig",
     "RewardModelConfig",
     "SftConfig",
+    "SimpoConfig",
     "StageConfig",
     "preset_values",
     "resolve",
@@ -31,6 +47,11 @@ STAGES: dict[str, type[StageConfig]] = {
     "sft": SftConfig,
     "reward_model": RewardModelConfig,
     "ppo": PpoConfig,
+    "dpo": DpoConfig,
+    "odpo": OdpoConfig,
+    "kto": KtoConfig,
+    "orpo": OrpoConfig,
+    "simpo": SimpoConfig,
 }
 
 

@@ -73,12 +73,44 @@ _PPO_WALKTHROUGH = {
     "kl": {"coef": 0.1, "estimator": "k1", "controller": "fixed"},
 }
 
+# Rafailov et al. 2023, arXiv 2305.18290, App. B; its RMSprop is Adam without a first moment.
+_DPO_PAPER = {
+    "dpo": {"loss": "sigmoid", "beta": 0.1},
+    "train": {
+        "batch_size": 64,
+        "learning_rate": 1e-6,
+        "schedule": "constant",
+        "warmup_steps": 150,
+        "adam_betas": (0.0, 0.99),
+    },
+}
+
+# Amini et al. 2024, arXiv 2402.10571; β is what the paper searches for.
+_ODPO_PAPER = {"odpo": {"alpha": 1.0, "offset": "score", "scale": "log"}}
+
+# Ethayarajh et al. 2024, arXiv 2402.01306, §4.3.
+_KTO_PAPER = {"kto": {"beta": 0.1}, "train": {"learning_rate": 5e-6}}
+
+# Hong et al. 2024, arXiv 2403.07691, Mistral-ORPO-β.
+_ORPO_PAPER = {"orpo": {"lam": 0.1}, "train": {"learning_rate": 5e-6}}
+
+# Meng et al. 2024, arXiv 2405.14734; the hyperparameters of Llama-3-Base.
+_SIMPO_PAPER = {
+    "simpo": {"beta": 2.0, "gamma": 1.0},
+    "train": {"batch_size": 128, "learning_rate": 6e-7, "schedule": "cosine"},
+}
+
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("sft", "instructgpt"): _SFT_INSTRUCTGPT,
     ("sft", "instructgpt-ppo-init"): _SFT_INSTRUCTGPT_PPO_INIT,
     ("reward_model", "instructgpt"): _REWARD_INSTRUCTGPT,
     ("ppo", "instructgpt"): _PPO_INSTRUCTGPT,
     ("ppo", "walkthrough"): _PPO_WALKTHROUGH,
+    ("dpo", "paper"): _DPO_PAPER,
+    ("odpo", "paper"): _ODPO_PAPER,
+    ("kto", "paper"): _KTO_PAPER,
+    ("orpo", "paper"): _ORPO_PAPER,
+    ("simpo", "paper"): _SIMPO_PAPER,
 }
 
 

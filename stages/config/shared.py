@@ -32,6 +32,7 @@ LARGEST = 3.4028234e38  # of the numbers in fp32
 
 Format = Literal[
     "auto",
+    "labelled",
     "canonical",
     "messages",
     "sharegpt",

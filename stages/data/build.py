@@ -33,7 +33,7 @@ class LoadSpec:
     """What to load, and how far it may reach.
 
     Attributes:
-        kind: ``demonstrations``, ``rankings``, ``prompts`` or ``documents``.
+        kind: ``demonstrations``, ``rankings``, ``labelled``, ``prompts`` or ``documents``.
         data: the config's ``data`` section.
         source: files in place of ``data.train``, in any known format, whole, with nothing held out.
         max_positions: positions of the model, None = no limit.

@@ -112,6 +112,8 @@ def _encode(record: Any, recipe: Recipe, codec: Codec) -> Sequence[Any] | str:
         item = encode.encode_demonstration(record, codec, limits, train_on=recipe.train_on)
     elif recipe.kind == "rankings":
         item = encode.encode_ranking(record, codec, limits, ties=recipe.ties, margin=recipe.margin)
+    elif recipe.kind == "labelled":
+        item = encode.encode_labelled(record, codec, limits)
     else:
         encoded = encode.encode_prompt(record, codec, limits, reserve=recipe.reserve_tokens)
         if isinstance(encoded, str):

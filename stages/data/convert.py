@@ -19,6 +19,7 @@ from stages.data.encode import NO_STRICT_PAIR, UNRANKED, ranked_responses
 from stages.data.records import (
     Demonstration,
     Document,
+    Labelled,
     Message,
     Prompt,
     PromptLike,
@@ -122,6 +123,9 @@ def _canonical(record: Record) -> Lines:
     if isinstance(record, Demonstration):
         line["response"] = record.response.text
         line |= _given(flags=list(record.response.flags))
+    elif isinstance(record, Labelled):
+        line |= {"response": record.response.text, "label": record.desirable}
+        line |= _given(flags=list(record.response.flags))
     elif isinstance(record, Ranking):
         ranked = any(response.rank is not None for response in record.responses)
         line = _given(id=record.id) | line
@@ -149,6 +153,10 @@ def _trl(record: Record) -> Lines:
     if isinstance(record, Demonstration):
         answer = _answer(record.prompt, record.response)
         return [{"prompt": to_json(record.prompt), "completion": answer}]
+    if isinstance(record, Labelled):
+        answer = _answer(record.prompt, record.response)
+        prompt = to_json(record.prompt)
+        return [{"prompt": prompt, "completion": answer, "label": record.desirable}]
     if isinstance(record, Ranking):
         return _pairs(record)
     return _canonical(record)
@@ -158,6 +166,10 @@ def _openrlhf(record: Record) -> Lines:
     if isinstance(record, Demonstration):
         answer = _answer(record.prompt, record.response)
         return [{"input": to_json(record.prompt), "output": answer}]
+    if isinstance(record, Labelled):
+        answer = _answer(record.prompt, record.response)
+        label = int(record.desirable)
+        return [{"input": to_json(record.prompt), "output": answer, "label": label}]
     if isinstance(record, Ranking):
         return _pairs(record)
     if isinstance(record, Prompt):
@@ -214,6 +226,8 @@ def _llama_factory(record: Record) -> Lines:
         return NOT_IN_TURN
     if isinstance(record, Demonstration):
         return [asked | {"output": record.response.text}]
+    if isinstance(record, Labelled):
+        return [asked | {"output": record.response.text, "kto_tag": record.desirable}]
     if isinstance(record, Prompt):
         return [asked]
     found = _strict_pairs(record)

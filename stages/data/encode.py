@@ -12,6 +12,7 @@ from stages.batch import Example, Group
 from stages.data.records import (
     Demonstration,
     Document,
+    Labelled,
     Prompt,
     PromptLike,
     Ranking,
@@ -29,6 +30,7 @@ EMPTY_PROMPT = "empty prompt"
 UNRANKED = "fewer than two ranked answers"
 NO_STRICT_PAIR = "no strict pair"
 NO_TARGET = "no target token"
+DESIRABLE, UNDESIRABLE = 1, 2  # the ranks of labelled answers
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def encode_ranking(
         codec: tokenizer and template.
         limits: what is too long.
         ties: ``drop`` needs at least one strict pair, ``half`` does without.
-        margin: a number, ``{per_rank: x}``, or ``data``.
+        margin: a number, ``{per_rank: x}``, ``data``, or for odpo the ``score`` of each answer,
+            which with ``score above 0`` must order them as the ranks do.
     """
     ranked = ranked_responses(record)
     if len(ranked) < 2:
@@ -108,6 +111,34 @@ def encode_ranking(
     if not len(prompt.ids) and not all(map(len, encoded)):
         return EMPTY_PROMPT
     return Group(prompt.ids, encoded, ranks, _margins(record, answers, ranks, margin))
+
+
+def encode_labelled(record: Labelled | Ranking, codec: Codec, limits: Limits) -> Group | str:
+    """A prompt with answers of rank 1, the desirable ones, and of rank 2, the undesirable ones.
+
+    In a ranking an answer that wins more of its strict pairs than it loses is desirable, one that
+    loses more undesirable; what wins as often as it loses is left out. Of two answers that makes
+    the preferred one desirable and the other not (Ethayarajh et al. 2024, §4.3).
+    """
+    if isinstance(record, Labelled):
+        answers, ranks = (record.response,), (DESIRABLE if record.desirable else UNDESIRABLE,)
+    else:
+        ranked = ranked_responses(record)
+        if len(ranked) < 2:
+            return UNRANKED
+        sides = [sum((k > rank) - (k < rank) for _, k in ranked) for _, rank in ranked]
+        decided = [(r, side) for (r, _), side in zip(ranked, sides, strict=True) if side]
+        if not decided:
+            return NO_STRICT_PAIR
+        answers = tuple(r for r, _ in decided)
+        ranks = tuple(DESIRABLE if side > 0 else UNDESIRABLE for _, side in decided)
+    fitted = _fit(record.prompt, answers, codec, limits)
+    if isinstance(fitted, str):
+        return fitted
+    prompt, encoded = fitted
+    if not len(prompt.ids) and not all(map(len, encoded)):
+        return EMPTY_PROMPT
+    return Group(prompt.ids, encoded, ranks)
 
 
 def encode_prompt(
@@ -175,6 +206,8 @@ def _margins(
         return np.where(better, gaps * float(per_rank), 0.0)
     if margin == "data":
         return np.where(better, _data_margin(record, answers), 0.0)
+    if margin in ("score", "score above 0"):
+        return _score_gaps(record, answers, better, above_zero=margin != "score")
     return np.where(better, float(margin), 0.0) if margin else None
 
 
@@ -191,6 +224,28 @@ def _data_margin(record: Ranking, answers: tuple[Response, ...]) -> np.ndarray |
         )
     values = np.array(scores, dtype=np.float64)
     return values[:, None] - values[None, :]
+
+
+def _score_gaps(
+    record: Ranking, answers: tuple[Response, ...], better: np.ndarray, *, above_zero: bool
+) -> np.ndarray:
+    scores = [answer.score for answer in answers]
+    if any(score is None for score in scores):
+        raise DataError(
+            "odpo.offset is score, but this record has not a score for every answer",
+            where=record.origin,
+            do="add scores to the records, or set odpo.offset to rank",
+        )
+    values = np.array(scores, dtype=np.float64)
+    gaps = values[:, None] - values[None, :]
+    if above_zero and (gaps[better] <= 0).any():
+        raise DataError(
+            "an answer of better rank has no higher score, and the logarithm of the difference is "
+            "the offset",
+            where=record.origin,
+            do="correct rank or score, or set odpo.scale to identity or odpo.offset to rank",
+        )
+    return np.where(better, gaps, 0.0)
 
 
 def _fit(

@@ -26,7 +26,7 @@ from stages.data.encode import (
     response_ids,
 )
 from stages.data.kinds import NO_ANSWER
-from stages.data.records import Demonstration, Document, Prompt, Ranking, Record, Useless
+from stages.data.records import Demonstration, Document, Labelled, Prompt, Ranking, Record, Useless
 from stages.data.report import DUPLICATE, quantiles
 from stages.data.templates import Codec
 
@@ -172,6 +172,8 @@ def _useless(record: Record, format_name: str) -> str:
         if len(ranks) < 2:
             return UNRANKED
         return NO_STRICT_PAIR if len(set(ranks)) == 1 else ""
+    if isinstance(record, Labelled):
+        return ""  # that an answer is empty may be why it is undesirable
     if isinstance(record, Demonstration):
         return "" if record.response.text.strip() else EMPTY_ANSWER
     if isinstance(record, Prompt):
@@ -191,7 +193,7 @@ def _count_tokens(record: Record, counts: _Counts, codec: Codec) -> None:
     counts.prompts.append(len(codec.encode_prompt(prompt).ids))
     if isinstance(record, Ranking):
         answers = [response for response, _ in ranked_responses(record)]
-    elif isinstance(record, Demonstration):
+    elif isinstance(record, Demonstration | Labelled):
         answers = [record.response]
     end = codec.end_of(prompt)
     counts.responses.extend(len(response_ids(answer, codec, end)) for answer in answers)

@@ -1,4 +1,4 @@
-"""The four kinds of stored items: how a record becomes one, and its columns on disk."""
+"""The kinds of stored items: how a record becomes one, and its columns on disk."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stages.data.formats import CONVERSATIONS
 from stages.data.records import (
     Demonstration,
     Document,
+    Labelled,
     Prompt,
     PromptLike,
     Ranking,
@@ -93,20 +94,22 @@ def _prompt(batch: pa.RecordBatch, n: int) -> PromptItem:
     return PromptItem(_array(batch, "ids", n), written, batch.column("text")[n].as_py())
 
 
+_GROUPS = Kind(
+    _schema(
+        ("prompt", _IDS),
+        ("answers", pa.list_(_IDS)),
+        ("ranks", _IDS),
+        ("margins", pa.list_(pa.float64())),
+    ),
+    _group_row,
+    _group,
+)
 _EXAMPLES = Kind(_schema(("ids", _IDS), ("targets", _IDS)), _example_row, _example)
 KINDS: dict[str, Kind] = {
     "demonstrations": _EXAMPLES,
     "documents": _EXAMPLES,
-    "rankings": Kind(
-        _schema(
-            ("prompt", _IDS),
-            ("answers", pa.list_(_IDS)),
-            ("ranks", _IDS),
-            ("margins", pa.list_(pa.float64())),
-        ),
-        _group_row,
-        _group,
-    ),
+    "rankings": _GROUPS,
+    "labelled": _GROUPS,
     "prompts": Kind(
         _schema(("ids", _IDS), ("prompt", pa.string()), ("text", pa.string())),
         _prompt_row,
@@ -116,13 +119,17 @@ KINDS: dict[str, Kind] = {
 
 
 def as_kind(record: Record, kind: str, format_name: str) -> Record:
-    """The record as a demonstration, ranking, prompt or document.
+    """The record as a demonstration, ranking, labelled answers, prompt or document.
 
     Raises:
         DataError: the file holds records of another kind.
     """
     if isinstance(record, Useless):
         return record
+    if kind == "labelled":
+        return record if isinstance(record, Labelled | Ranking) else _refuse(record, kind)
+    if isinstance(record, Labelled):
+        return _refuse(record, kind)
     if kind == "prompts":
         prompt = record.text if isinstance(record, Document) else record.prompt
         return Prompt(prompt, record.origin)
@@ -146,14 +153,21 @@ def _refuse(record: Record, kind: str) -> Record:
         Demonstration: "a demonstration (a prompt with one answer)",
         Prompt: "a prompt without an answer",
         Document: "a bare text",
+        Labelled: "an answer with a label, true or false",
     }
     needs: dict[str, str] = {
         "rankings": "give prompts with two or more ranked responses; demonstrations train sft",
         "demonstrations": "give prompts with a response each",
         "documents": "give texts, or prompts with a response each",
+        "labelled": "give lines with prompt, response and label, or rankings",
+        "prompts": "drop the label column",
     }
-    what = f"this is {names[type(record)]}, where {kind} are needed"
-    raise DataError(what, where=record.origin, do=needs[kind])
+    needed = "labelled answers" if kind == "labelled" else kind
+    what = f"this is {names[type(record)]}, where {needed} are needed"
+    do = needs[kind]
+    if isinstance(record, Labelled):
+        do = f"{do}; labelled answers train kto"
+    raise DataError(what, where=record.origin, do=do)
 
 
 def lengths_of(item: Example | Group | PromptItem) -> tuple[int, Sequence[int]]:

@@ -69,6 +69,16 @@ class Ranking:
 
 
 @dataclass(frozen=True)
+class Labelled:
+    """A prompt and an answer that is desirable, or is not."""
+
+    prompt: PromptLike
+    response: Response
+    desirable: bool
+    origin: str
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A prompt to be answered."""
 
@@ -92,7 +102,7 @@ class Useless:
     origin: str
 
 
-Record = Demonstration | Ranking | Prompt | Document | Useless
+Record = Demonstration | Ranking | Labelled | Prompt | Document | Useless
 
 
 class Cell(str):

@@ -594,10 +594,12 @@ def test_unknown_columns_come_with_a_suggestion():
     assert "{question: prompt, answer: response}" in caught.value.do
 
 
-def test_a_table_of_true_or_false_labels_is_refused(tmp_path):
-    (tmp_path / "f.csv").write_text("prompt,completion,label\nhi,a,True\n", encoding="utf-8")
-    with pytest.raises(DataError, match="true or false labels"):
-        read_file(tmp_path / "f.csv")
+def test_a_table_of_true_or_false_labels_holds_labelled_answers(tmp_path):
+    table = "prompt,completion,label\nhi,a,True\nhi,b,false\n"
+    (tmp_path / "f.csv").write_text(table, encoding="utf-8")
+    name, records = read_file(tmp_path / "f.csv")
+    assert name == "labelled"
+    assert [(r.response.text, r.desirable) for r in records] == [("a", True), ("b", False)]
 
 
 def test_prompts_may_stand_in_a_column_called_input():

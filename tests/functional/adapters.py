@@ -643,8 +643,8 @@ def kto_answers(
     undesirable_weight: float = 1.0,
 ) -> Result:
     policy = policy.clone().requires_grad_()
-    count = torch.tensor(len(policy))
-    point = kto.reference_point((kl_policy - kl_ref).sum(), count)
+    mismatched = torch.tensor(len(kl_policy))
+    point = kto.reference_point((kl_policy - kl_ref).sum(), mismatched)
     losses = kto.kto_losses(
         policy - ref,
         desirable,
@@ -654,7 +654,7 @@ def kto_answers(
         undesirable_weight=undesirable_weight,
     )
     every = torch.ones_like(desirable)[:, None]
-    loss = kto.answer_mean(losses[:, None], every, denominator=count)
+    loss = kto.answer_mean(losses[:, None], every, denominator=torch.tensor(len(policy)))
     return {
         "loss": loss,
         "losses": losses,

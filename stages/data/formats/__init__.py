@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
-from stages.data.formats import canonical, chat, judged, pairs, plain, trees
-from stages.data.records import Cell, Record, Row
+from stages.data.formats import canonical, chat, judged, labelled, pairs, plain, trees
+from stages.data.records import Record, Row
 from stages.errors import ConfigError, DataError
 
 Fields = Mapping[str, Any]
@@ -21,8 +21,8 @@ Converter = Callable[[Iterable[Row], bool], Iterator[Record]]
 class Format(NamedTuple):
     """How a format is recognised, what it holds, and how it is read.
 
-    ``holds`` is rankings, demonstrations, prompts or documents; ``convert(rows, as_messages)``
-    yields the records.
+    ``holds`` is rankings, demonstrations, labelled answers, prompts or documents;
+    ``convert(rows, as_messages)`` yields the records.
     """
 
     name: str
@@ -56,6 +56,13 @@ FORMATS: dict[str, Format] = {
             "message_id, parent_id, text, role",
             _has("message_id", "parent_id", "text", "role"),
             trees.read_flat,
+        ),
+        Format(
+            "labelled",
+            "labelled answers",
+            "prompt, response or completion, label",
+            labelled.is_labelled,
+            _each(labelled.read),
         ),
         Format(
             "canonical",
@@ -220,15 +227,6 @@ def _refuse(fields: Fields, where: str) -> None:
             "these are labels of single steps (process supervision)",
             where=where,
             do="rank whole answers instead: prompt and responses with ranks",
-        )
-    answered = "completion" in fields or "response" in fields
-    label = fields.get("label")
-    judged_alone = isinstance(label, bool) or label in (Cell("True"), Cell("False"))
-    if answered and judged_alone:
-        raise DataError(
-            "these are true or false labels of single answers, not demonstrations or rankings",
-            where=where,
-            do="rank two or more answers of the same prompt, or drop the label column",
         )
 
 

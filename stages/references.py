@@ -1,0 +1,167 @@
+"""What a network says of whole answers, and what the reference of dpo said, kept by content.
+
+The reference is the model that the run starts from. It reads every answer once, before the first
+step, while the policy still is that model: no second copy of the weights is ever held. With
+adapters it is the policy with its adapters off.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.batch import Group, GroupBatch, pack_groups
+from stages.data.plan import micro_batches, share
+from stages.data.store import Splits, Store
+from stages.errors import Interrupted
+from stages.models.forward import response_logps
+from stages.models.network import Network
+from stages.runtime import start
+from stages.runtime.session import Session, precision_of
+
+CHUNK = 256  # records planned together
+_VERSION = 1  # of what is stored; a change makes older files unfindable
+
+
+class Remembered(NamedTuple):
+    """log π_ref of the K answers of each record, in the order of the stores."""
+
+    train: list[np.ndarray]
+    eval: list[np.ndarray]
+
+
+def answer_logps(network: Network, groups: GroupBatch) -> tuple[Tensor, Tensor]:
+    """log π(y | x) of each answer in nats, and its tokens, both ``[P, K]``; each is read once."""
+    batch = groups.batch.to(network.device)
+    sums = response_logps(network, batch).logp.sum(dim=1)
+    members = groups.members.to(sums.device)
+    lengths = batch.mask.sum(dim=1)
+    return tuple(x.index_select(0, members.flatten()).view(members.shape) for x in (sums, lengths))  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def read_all(session: Session, network: Network, items: Sequence[Group]) -> list[np.ndarray]:
+    """log π(y | x) of the answers of each record, every process reading its share of them."""
+    world, budget = session.world, session.config.train.tokens_per_micro_batch
+    lengths = np.array([tokens_of(item) for item in items])
+    mine = share(lengths, world.rank, world.size)
+    found: list[tuple[int, np.ndarray]] = []
+    for rows in micro_batches(lengths[mine], budget):
+        chosen = [int(mine[n]) for n in rows]
+        table, _ = answer_logps(network, pack_groups([items[n] for n in chosen]))
+        values = table.cpu().double().numpy()
+        found += [(n, values[row, : len(items[n].answers)]) for row, n in enumerate(chosen)]
+    return [values for _, values in sorted(world.gather(found), key=lambda pair: pair[0])]
+
+
+def remembered(session: Session, network: Network, records: Splits) -> Remembered:
+    """What the reference says of every answer, from an earlier run where that is known.
+
+    Args:
+        session: of the run.
+        network: the reference.
+        records: what is learned from, and what is held out.
+
+    Raises:
+        Interrupted: a signal came; nothing is lost but time.
+    """
+    path = _folder() / f"{_key(session, records)}.npz"
+    known = _read(path, records)
+    if session.world.most(int(known is None)):
+        session.reporter.note("the reference reads every answer once")
+        known = Remembered(*(_said(session, network, store) for store in records[:2]))
+        if session.world.main:
+            _write(path, known)
+    assert known is not None
+    return known
+
+
+def tokens_of(group: Group) -> int:
+    """Tokens that a record costs as a tree: its prompt once and all its answers."""
+    return len(group.prompt) + sum(len(answer) for answer in group.answers)
+
+
+def _said(session: Session, network: Network, store: Store | None) -> list[np.ndarray]:
+    items: Iterator[Group] = iter(()) if store is None else iter(store)
+    found: list[np.ndarray] = []
+    session.reporter.begin("reference", total=0 if store is None else len(store), unit="records")
+    while chunk := list(islice(items, CHUNK)):
+        found += read_all(session, network, chunk)
+        session.reporter.advance(len(found))
+        if signum := session.world.most(session.stop.signum):
+            raise Interrupted(
+                signum,
+                what="interrupted before the first step, while the reference was reading",
+                do="run the same command with --resume to begin again",
+            )
+    session.reporter.end()
+    return found
+
+
+def _folder() -> Path:
+    own = os.environ.get("RLHF_CACHE")
+    return (Path(own).expanduser() if own else Path.home() / ".cache" / "rlhf") / "references"
+
+
+def _key(session: Session, records: Splits) -> str:
+    """The hash of the reference's weights, its arithmetic, and every token it reads."""
+    state = blake2b(digest_size=16)
+    weights = start.parent("model", session.config.model)["hash"]
+    state.update(f"{_VERSION} {weights} {precision_of(session.arithmetic)}".encode())
+    for store in records[:2]:
+        for group in store or ():
+            for ids in (group.prompt, *group.answers):
+                state.update(len(ids).to_bytes(8, "little") + np.ascontiguousarray(ids).tobytes())
+        state.update(b"|")
+    return state.hexdigest()
+
+
+def _sizes(store: Store | None) -> list[int]:
+    return [] if store is None else [len(group.answers) for group in store]
+
+
+def _read(path: Path, records: Splits) -> Remembered | None:
+    """What is stored, or None where it is missing or damaged."""
+    try:
+        with np.load(path) as stored:
+            flat = [stored[name] for name in Remembered._fields]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    sizes = [_sizes(store) for store in records[:2]]
+    if any(len(values) != sum(size) for values, size in zip(flat, sizes, strict=True)):
+        return None
+    return Remembered(*(_cut(values, size) for values, size in zip(flat, sizes, strict=True)))
+
+
+def _cut(flat: np.ndarray, sizes: Iterable[int]) -> list[np.ndarray]:
+    """The answers' values, record by record."""
+    ends = np.cumsum([0, *sizes])
+    return [flat[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def _write(path: Path, known: Remembered) -> None:
+    """Keep what the reference said, complete or not at all; without a place for it, it is lost."""
+    flat = {
+        name: np.concatenate(values) if values else np.zeros(0)
+        for name, values in known._asdict().items()
+    }
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(prefix=".tmp-", suffix=".npz", dir=path.parent)
+        try:
+            with os.fdopen(number, "wb") as file:
+                np.savez(file, **flat)
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
