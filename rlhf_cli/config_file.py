@@ -13,8 +13,7 @@ from stages.config.base import Path, dotted, leaves
 from stages.config.problems import Problem
 from stages.errors import ConfigError
 
-COMMANDS = {"sft": "sft", "reward_model": "train-rm", "ppo": "ppo"}
-COMMANDS |= {word: word for word in ("dpo", "odpo", "kto", "orpo", "simpo")}
+COMMANDS = {word: word for word in STAGES} | {"reward_model": "train-rm"}
 _TOP = Mark(1, 1)
 _LAST = Mark(sys.maxsize, 0)  # where overrides stand among findings: behind those of the file
 

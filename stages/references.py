@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -147,7 +147,7 @@ def _read(path: Path, records: Splits) -> Remembered | None:
 def _cut(flat: np.ndarray, sizes: Iterable[int]) -> list[np.ndarray]:
     """The answers' values, record by record."""
     ends = np.cumsum([0, *sizes])
-    return [flat[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [flat[a:b] for a, b in pairwise(ends)]
 
 
 def _write(path: Path, known: Remembered) -> None:
