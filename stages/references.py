@@ -134,7 +134,7 @@ def _sizes(store: Store | None) -> list[int]:
 def _read(path: Path, records: Splits) -> Remembered | None:
     """What is stored, or None where it is missing or damaged."""
     try:
-        with np.load(path) as stored:
+        with path.open("rb") as file, np.load(file) as stored:
             flat = [stored[name] for name in Remembered._fields]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

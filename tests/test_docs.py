@@ -16,7 +16,7 @@ import typer
 
 from rlhf_cli import config_file, gates
 from rlhf_cli.app import app
-from stages.config import STAGES, resolve
+from stages.config import STAGES, PreferenceConfig, resolve
 from stages.config.base import Section
 from stages.config.presets import PRESETS
 from stages.data.formats import convert
@@ -182,7 +182,7 @@ def test_every_config_key_exists(name: str) -> None:
 
 def test_every_preset_is_on_the_page_and_no_other() -> None:
     page = part("docs/pipeline.md", "## Defaults and their sources")
-    rows = re.findall(r"^\| `([a-z-]+)` \| (sft|reward_model|ppo) \|", page, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z-]+)` \| ([a-z_]+) \|", page, flags=re.MULTILINE)
     assert {(stage, preset) for preset, stage in rows} == set(PRESETS)
 
 
@@ -251,7 +251,14 @@ def test_every_metric_has_definition_unit_range_and_stage() -> None:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert len(cells) == 5, row
         assert all(cells), row
-        assert set(cells[4].split(", ")) <= {"sft", "train-rm", "ppo", "all"}, row
+        assert set(cells[4].split(", ")) <= {
+            "sft",
+            "train-rm",
+            "ppo",
+            "kto",
+            "preferences",
+            "all",
+        }, row
 
 
 # Layers, pipeline, run folder, data.
@@ -266,10 +273,13 @@ def test_the_layers_on_the_page_are_those_that_the_imports_are_held_to() -> None
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_sections_of_the_pipeline_are_the_numbered_comments_of_the_loop(stage: str) -> None:
     command = config_file.COMMANDS[stage]
-    heading = re.search(rf"^## Stage \d: `rlhf {command}`$", read("docs/pipeline.md"), re.MULTILINE)
+    heading = re.search(
+        rf"^## [^`]*(?:`rlhf [a-z]+`, )*`rlhf {command}`.*$", read("docs/pipeline.md"), re.MULTILINE
+    )
     assert heading
     told = re.findall(r"^### (\d)\. (.+)$", part("docs/pipeline.md", heading[0]), re.MULTILINE)
-    code = re.findall(r"^    # (\d)\. ([^;.]+)", read(f"stages/{stage}.py"), re.MULTILINE)
+    module = "preference" if issubclass(STAGES[stage], PreferenceConfig) else stage
+    code = re.findall(r"^    # (\d)\. ([^;.]+)", read(f"stages/{module}.py"), re.MULTILINE)
     assert told == code
 
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "sft": "sft",
     "train-rm": "sft",
     "ppo": "sft",
+    **dict.fromkeys(("dpo", "odpo", "kto", "orpo", "simpo"), "sft"),
     "check": "check",
     "sample": "sample",
     "init": "init",

@@ -25,6 +25,10 @@ REQUIRED = {
     "sft": {"stage", "model", "output", "data.train"},
     "reward_model": {"stage", "model", "output", "data.train"},
     "ppo": {"stage", "model", "output", "data.train", "reward.path"},
+    **{
+        stage: {"stage", "model", "output", "data.train"}
+        for stage in ("dpo", "odpo", "kto", "orpo", "simpo")
+    },
 }
 
 

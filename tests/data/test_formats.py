@@ -10,7 +10,7 @@ import pytest
 
 from stages.config import shared
 from stages.data import formats
-from stages.data.records import Document, Message, Prompt, Ranking, Response, Row, Useless
+from stages.data.records import Document, Labelled, Message, Prompt, Ranking, Response, Row, Useless
 from stages.errors import ConfigError, DataError
 
 
@@ -397,7 +397,6 @@ def test_a_field_that_a_later_line_lacks_is_named():
     ("row", "what"),
     [
         ({"prompt": "a", "completions": ["b"], "labels": [True]}, "single steps"),
-        ({"prompt": "a", "completion": "b", "label": True}, "true or false"),
         ({"foo": 1, "bar": 2}, "foo, bar"),
     ],
 )
@@ -406,9 +405,39 @@ def test_labels_that_no_stage_reads_are_refused_with_an_explanation(row, what):
         read(row)
 
 
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"prompt": "a", "response": "b", "label": False}, "a"),
+        ({"prompt": "a", "completion": "b", "label": False}, "a"),
+        (
+            {
+                "prompt": [USER],
+                "completion": [turn("assistant", "b")],
+                "label": False,
+            },
+            HI,
+        ),
+    ],
+)
+def test_an_answer_with_a_label_is_a_labelled_answer(row, prompt):
+    name, (record,) = read(row)
+    assert name == "labelled"
+    assert record == Labelled(prompt, Response("b"), False, "f.jsonl:1")
+
+
+def test_a_label_that_is_neither_true_nor_false_is_an_error_with_its_place():
+    rows = [{"prompt": "a", "response": "b", "label": n} for n in (True, 1)]
+    with pytest.raises(DataError, match="must be true or false, not 1") as caught:
+        read(*rows)
+    assert caught.value.where == "f.jsonl:2:label"
+
+
 def test_the_documentation_lists_every_format_in_the_order_of_recognition():
     table = (Path(__file__).parents[2] / "docs" / "data-formats.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `(\w+)` \| .* \| (?:rankings|dem|prompts|doc)", table, re.MULTILINE)
+    listed = re.findall(
+        r"^\| `(\w+)` \| .* \| (?:rankings|dem|labelled|prompts|doc)", table, re.MULTILINE
+    )
     assert listed == list(formats.FORMATS)
 
 

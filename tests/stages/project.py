@@ -73,6 +73,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "log.samples": 6,
     },
 }
+METHODS = ("dpo", "odpo", "kto", "orpo", "simpo")
+for _method in METHODS:
+    DEFAULTS[_method] = {**DEFAULTS["reward_model"], "output": f"runs/{_method}"}
+DEFAULTS["odpo"]["odpo.offset"] = "rank"
 COMMON = {"data.eval": None, "train.precision": "fp64", "log.every": 1, "device": "cpu"}
 
 
