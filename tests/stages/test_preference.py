@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 
 from rlhf_cli.app import main
 from stages import check, preference, references
-from stages.config import InvalidConfig
+from stages.config import InvalidConfig, to_yaml
 from stages.errors import DataError, Interrupted
 from stages.runtime.reporter import SilentReporter
 from tests.stages.project import (
@@ -37,6 +37,7 @@ from tests.stages.results import (
     run_json,
     weights,
 )
+from tests.stages.world import Job, start_world
 
 QUIET = SilentReporter()
 LABELLED = [
@@ -348,3 +349,21 @@ def test_the_command_runs_on_the_sample_data(project: Project, stage: str) -> No
         small.append("odpo.offset=rank")
     assert main([stage, f"{ROOT}/configs/{stage}.yaml", *small, "--quiet"]) == 0
     assert (Path(f"runs/{stage}") / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_rows_and_weights_of_one(project: Project) -> None:
+    changes = {"data.eval": "rankings.jsonl", "train.batch_size": 3}
+    for stage in ("dpo", "kto"):
+        config = project.config(stage, **changes, output=f"{stage}-two")
+        Path(f"{stage}.yaml").write_text(to_yaml(config), encoding="utf-8")
+    jobs = [Job([stage, f"{stage}.yaml", "--json"]) for stage in ("dpo", "kto")]
+    child = start_world(project.folder, jobs)
+    for stage in ("dpo", "kto"):
+        preference.run(project.config(stage, **changes, output=f"{stage}-one"), QUIET)
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 0, err
+    for stage in ("dpo", "kto"):
+        assert_equal(rows(f"{stage}-two"), rows(f"{stage}-one"), rtol=1e-10)
+        two, one = (weights(f"{stage}-{n}/model") for n in ("two", "one"))
+        assert_equal(two, one, rtol=1e-8)
