@@ -58,7 +58,8 @@ METRICS: Mapping[str, Mapping[str, str]] = {
 GROUPS = tuple(sorted({group for groups in METRICS.values() for group in groups}))
 
 BY_ANSWERS = re.compile(r"eval/accuracy_k[1-9][0-9]*")
-"""The accuracy over prompts with K ranked answers, of reward_model."""
+"""The accuracy over prompts with K ranked answers, of what learns from their pairs."""
+RANKED = ("reward_model", "dpo", "odpo", "orpo", "simpo")
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -96,7 +97,7 @@ def parse(text: str, *, stage: str | None = None) -> Gate:
 
     Args:
         text: such as ``eval/accuracy>=0.7``.
-        stage: sft, reward_model or ppo, whose metrics are meant; None allows those of all.
+        stage: as in a config, whose metrics are meant; None allows those of all.
 
     Raises:
         ConfigError: the text is not a metric of the stage, a comparison and a finite number.
@@ -140,7 +141,7 @@ def names(stage: str | None = None) -> list[str]:
 
 def _check_name(text: str, name: str, stage: str | None) -> None:
     known = names(stage)
-    by_answers = stage in (None, "reward_model") and BY_ANSWERS.fullmatch(name)
+    by_answers = stage in (None, *RANKED) and BY_ANSWERS.fullmatch(name)
     if name in known or by_answers:
         return
     if name in names():

@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FILE = r"\.(py|yaml|json|jsonl|md|sh|txt|safetensors|lock|gz)$"
-METRIC = re.compile(rf"({'|'.join(gates.GROUPS)})/[a-z0-9_]+(<K>)?")
+GROUPS = sorted({name.partition("/")[0] for name in gates.names()})
+METRIC = re.compile(rf"({'|'.join(GROUPS)})/[a-z0-9_]+(<K>)?")
 
 
 def read(name: str) -> str:

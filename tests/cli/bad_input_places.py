@@ -561,8 +561,8 @@ DATA = [
         f"{RM} data.train=labels.jsonl",
         3,
         "labels.jsonl:1",
-        ("true or false labels",),
-        "rank two or more answers",
+        ("an answer with a label, true or false", "where rankings are needed"),
+        "labelled answers train kto",
         lines("labels.jsonl", {"prompt": "a", "completion": "b", "label": True}),
     ),
     Bad(

@@ -81,10 +81,14 @@ def test_a_metric_that_is_missing_or_not_a_number_never_passes(comparison: str) 
 def test_every_documented_metric_can_be_required() -> None:
     page = METRICS_PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z_]+/[^`<]+)` \|.*\| ([^|]+) \|$", page, flags=re.MULTILINE)
-    words = {"sft": "sft", "train-rm": "reward_model", "ppo": "ppo"}
+    words = {"sft": "sft", "train-rm": "reward_model", "ppo": "ppo", "kto": "kto"}
+    words |= {word: word for word in ("dpo", "odpo", "orpo", "simpo")}
     assert rows
     for word, stage in words.items():
-        documented = {name for name, whose in rows if whose == "all" or word in whose.split(", ")}
+        meant = {"all", word} | (
+            {"preferences"} if stage not in ("sft", "reward_model", "ppo") else set()
+        )
+        documented = {name for name, whose in rows if meant & {*whose.split(", ")}}
         assert set(gates.names(stage)) == documented
 
 
