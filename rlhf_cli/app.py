@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         return failure.reader_left()
     except (Exception, KeyboardInterrupt) as error:
-        resumes = any(word in ("sft", "train-rm", "ppo") for word in argv[:1])
+        resumes = not any(word in ("init", "check", "config", "data") for word in argv[:1])
         return failure.report(
             error, as_json="--json" in argv, debug="--debug" in argv, resumes=resumes
         )
