@@ -99,9 +99,10 @@ def test_dry_run_checks_and_trains_nothing(
     fake_sft: Any, fake_module: Callable[..., ModuleType], config: str, capsys: Any
 ) -> None:
     calls = fake_sft()
-    fake_module("stages.check", run=lambda config, reporter, dump: {"stage": config.stage})
+    report = {"stage": "sft", "disk": {"fits": True}}
+    fake_module("stages.check", run=lambda config, reporter, dump: report)
     assert main(["sft", config, "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"stage": "sft"}
+    assert json.loads(capsys.readouterr().out) == report
     assert calls == []
 
 
