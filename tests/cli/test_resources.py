@@ -170,7 +170,7 @@ def large(folder: Path) -> str:
         ("sft sft.yaml", 24, ("loading a model",)),
         ("train-rm rm.yaml", 24, ("loading a model",)),
         ("ppo ppo.yaml", 24, ("loading a model",)),
-        ("sft sft.yaml", 320, ("a forward or backward pass", "an optimiser step")),
+        ("sft sft.yaml", 160, ("a forward or backward pass", "an optimiser step")),
     ],
 )
 def test_a_limit_on_memory_ends_with_6_and_names_budget_and_key(

@@ -163,7 +163,6 @@ BREAKS = [
         "dpo without beta", "dpo", "logsigmoid(beta * log_ratio_gaps)", "logsigmoid(log_ratio_gaps)"
     ),
     Break("offset added", "odpo", "log_ratio_gaps - offset", "log_ratio_gaps + offset"),
-    Break("offset of log without alpha", "odpo", "alpha * torch.where", "torch.where"),
     Break("reference point below zero", "kto", ".clamp(min=0)", ""),
     Break("gain and loss exchanged", "kto", "(desirable, gain, loss)", "(desirable, loss, gain)"),
     Break(
