@@ -16,25 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages import inputs, methods
-from stages.batch import Group, pack_groups
+from stages import budget, inputs, methods
+from stages.batch import Group, margin_table, pack_groups
 from stages.config import KtoConfig, PreferenceConfig
 from stages.data import store
 from stages.data.plan import optimiser_batch
 from stages.data.store import Store
+from stages.groups import read_all
 from stages.methods import Answers
 from stages.models import lora
 from stages.models.load import load_policy
 from stages.models.network import Network, without_dropout
 from stages.pairs import judge
-from stages.references import (
-    CHUNK,
-    Remembered,
-    answer_logps,
-    read_all,
-    remembered,
-    tokens_of,
-)
+from stages.references import Remembered, answer_logps, reader, remembered
 from stages.runtime import start
 from stages.runtime.loop import run_task
 from stages.runtime.optim import Trainee, trainee
@@ -74,14 +68,12 @@ def run(
 def _train(session: Session, config: PreferenceConfig) -> Result:
     # 1. Text, data, policy and, where the method has one, its reference.
     text = start.text_of(config)
-    inputs.models(session, config, text)
+    models = inputs.models(session, config, text)
     read = inputs.preferences(session, config, text)
+    budget.require_disk(session, config, models, read)
     loading = start.loading_of(session)
     policy = without_dropout(load_policy(config.model, loading))
-    start.adopt(policy, text)
-    start.adapt(session, policy, "model")
-    session.reporter.note(text.pad_how)
-    start.say_layout(session, policy, "model")
+    start.make_ready(session, policy, text)
     require_parents(session, [start.parent("model", config.model)])
     begin(session)
     reference, said = _reference(session, config, text, policy, read.records)
@@ -148,7 +140,7 @@ class Preferred:
         _, chosen = optimiser_batch(self.records(), size, self.config.seed, step)
         said = None if self.said is None else self.said.train
         items = [Item(self.splits.train[int(n)], said[int(n)] if said else None) for n in chosen]
-        return items, np.array([tokens_of(item.group) for item in items]), len(chosen)
+        return items, np.array([item.group.tokens for item in items]), len(chosen)
 
     def denominator(self, items: Sequence[Item]) -> Tensor:
         """Prompts with a pair, or pairs, or answers; for kto the batch's z_0 is measured too."""
@@ -216,13 +208,12 @@ class Preferred:
             ranks=ranks,
             mask=mask,
             ratios=None if said is None else logps - _table(said, mask),
-            gaps=_gaps(items, mask),
+            gaps=margin_table(items, mask.shape[1]),
             point=self._point(items) if isinstance(self.config, KtoConfig) else None,
         )
 
     def _read(self, network: Network, items: Sequence[Group]) -> list[np.ndarray]:
-        chunks = [items[n : n + CHUNK] for n in range(0, len(items), CHUNK)]
-        return [row for chunk in chunks for row in read_all(self.session, network, chunk)]
+        return read_all(self.session, items, reader(network))
 
     def _point(self, groups: Sequence[Group]) -> Tensor:
         """z_0 of a batch: the answers to each prompt behind the prompt before it."""
@@ -264,16 +255,4 @@ def _table(rows: Sequence[np.ndarray | None], mask: Tensor) -> Tensor:
     for n, row in enumerate(rows):
         assert row is not None
         table[n, : len(row)] = torch.from_numpy(np.asarray(row, dtype=np.float64))
-    return table
-
-
-def _gaps(items: Sequence[Group], mask: Tensor) -> Tensor | None:
-    """The gaps ``[P, K, K]`` of odpo, 0 beyond the answers of a record."""
-    if all(item.margins is None for item in items):
-        return None
-    table = torch.zeros((*mask.shape, mask.shape[1]), dtype=torch.float64)
-    for n, item in enumerate(items):
-        if item.margins is not None:
-            k = len(item.answers)
-            table[n, :k, :k] = torch.from_numpy(np.array(item.margins))
     return table

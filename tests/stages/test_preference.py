@@ -17,7 +17,8 @@ from torch.nn.functional import logsigmoid
 from rlhf_cli.app import main
 from stages import check, preference, references
 from stages.config import InvalidConfig, to_yaml
-from stages.errors import DataError, Interrupted
+from stages.errors import DataError, Interrupted, ResourceError
+from stages.runtime import room
 from stages.runtime.reporter import SilentReporter
 from tests.stages.project import (
     METHODS,
@@ -201,6 +202,17 @@ def test_a_run_raises_its_accuracy_and_leaves_a_policy(project: Project, stage: 
         "eval/loss" if stage in ("kto", "orpo") else "eval/accuracy"
     )
     assert policy(f"{config.output}/model").config.model_type == "llama"
+
+
+@pytest.mark.parametrize("stage", METHODS)
+def test_a_run_that_the_disk_cannot_hold_ends_before_anything_is_written(
+    project: Project, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "free_disk", lambda folder: 0)
+    config = project.config(stage)
+    with pytest.raises(ResourceError, match="MiB are needed for models and training"):
+        preference.run(config, QUIET)
+    assert not Path(config.output, "run.json").exists()
 
 
 @pytest.mark.parametrize("stage", METHODS)
