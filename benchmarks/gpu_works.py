@@ -23,7 +23,7 @@ from stages.models import attention
 from stages.models.generate import Sampling
 from stages.models.network import Kind, Network
 from stages.models.precision import Arithmetic
-from stages.reward_model import Ranked, tokens_of
+from stages.reward_model import Ranked
 from stages.rollout import Readers, collect
 from stages.runtime.loop import accumulate
 from stages.runtime.optim import Trainee, clip, sum_gradients, take_step, trainee
@@ -197,7 +197,7 @@ def reward_work(size: Size, arithmetic: Arithmetic, budget: int) -> Measurable:
     trained = trainee(reward, config.train)
     task = Ranked(session_of(config, arithmetic), config, None, trained, None, None)  # type: ignore[arg-type]
     items = Text(size).rankings()
-    lengths = [tokens_of(item) for item in items]
+    lengths = [item.tokens for item in items]
     loads = [cost.ranking(len(g.prompt), [len(a) for a in g.answers]) for g in items]
 
     def step() -> float:

@@ -41,6 +41,11 @@ class Group(NamedTuple):
     ranks: tuple[int, ...]
     margins: np.ndarray | None = None
 
+    @property
+    def tokens(self) -> int:
+        """What it costs as a tree: its prompt once and all its answers."""
+        return len(self.prompt) + sum(len(answer) for answer in self.answers)
+
 
 class Segment(NamedTuple):
     """Tokens ``start:stop`` of a row; ``parent`` is the segment read before them, by index."""
@@ -99,6 +104,11 @@ class GroupBatch:
     mask: Tensor
     margins: Tensor | None
 
+    def by_prompt(self, values: Tensor) -> Tensor:
+        """``[P, K]`` from one value for each of the B sequences."""
+        members = self.members.to(values.device)
+        return values.index_select(0, members.flatten()).view(members.shape)
+
 
 def behind(prompt: Ids, answer: Ids) -> Example:
     """An answer behind its prompt; every answer token is a target."""
@@ -142,7 +152,7 @@ def pack_groups(groups: Sequence[Group]) -> GroupBatch:
     firsts = np.concatenate([[0], np.cumsum(sizes)])
     members, mask = _padded([np.arange(a, a + n) for a, n in zip(firsts[:-1], sizes, strict=True)])
     ranks, _ = _padded([np.array(group.ranks) for group in groups])
-    return GroupBatch(batch, members, ranks, mask, _margins(groups, mask.shape[1]))
+    return GroupBatch(batch, members, ranks, mask, margin_table(groups, mask.shape[1]))
 
 
 def _batch(row: PackedRow, placed: Sequence[Ids], ends: np.ndarray) -> Batch:
@@ -161,7 +171,8 @@ def _padded(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(values), torch.from_numpy(mask)
 
 
-def _margins(groups: Sequence[Group], width: int) -> Tensor | None:
+def margin_table(groups: Sequence[Group], width: int) -> Tensor | None:
+    """``[P, K, K]`` margin of each pair for K = ``width``, 0 beyond a record's answers, or None."""
     if all(group.margins is None for group in groups):
         return None
     table = np.zeros((len(groups), width, width))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice, pairwise
@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from stages.batch import Group, GroupBatch, pack_groups
-from stages.data.plan import micro_batches, share
+from stages.batch import Group, GroupBatch
 from stages.data.store import Splits, Store
 from stages.errors import Interrupted
+from stages.groups import CHUNK, read_all
 from stages.models.forward import response_logps
 from stages.models.network import Network
 from stages.runtime import start
 from stages.runtime.session import Session, precision_of
 
-CHUNK = 256  # records planned together
 _VERSION = 1  # of what is stored; a change makes older files unfindable
 
 
@@ -44,25 +42,13 @@ class Remembered(NamedTuple):
 def answer_logps(network: Network, groups: GroupBatch) -> tuple[Tensor, Tensor]:
     """log π(y | x) of each answer in nats, and its tokens, both ``[P, K]``; each is read once."""
     batch = groups.batch.to(network.device)
-    sums = response_logps(network, batch).logp.sum(dim=1)
-    members = groups.members.to(sums.device)
-    lengths = batch.mask.sum(dim=1)
-    return tuple(x.index_select(0, members.flatten()).view(members.shape) for x in (sums, lengths))  # type: ignore[return-value]
+    sums, lengths = response_logps(network, batch).logp.sum(dim=1), batch.mask.sum(dim=1)
+    return groups.by_prompt(sums), groups.by_prompt(lengths)
 
 
-@torch.no_grad()
-def read_all(session: Session, network: Network, items: Sequence[Group]) -> list[np.ndarray]:
-    """log π(y | x) of the answers of each record, every process reading its share of them."""
-    world, budget = session.world, session.config.train.tokens_per_micro_batch
-    lengths = np.array([tokens_of(item) for item in items])
-    mine = share(lengths, world.rank, world.size)
-    found: list[tuple[int, np.ndarray]] = []
-    for rows in micro_batches(lengths[mine], budget):
-        chosen = [int(mine[n]) for n in rows]
-        table, _ = answer_logps(network, pack_groups([items[n] for n in chosen]))
-        values = table.cpu().double().numpy()
-        found += [(n, values[row, : len(items[n].answers)]) for row, n in enumerate(chosen)]
-    return [values for _, values in sorted(world.gather(found), key=lambda pair: pair[0])]
+def reader(network: Network) -> Callable[[GroupBatch], Tensor]:
+    """log π(y | x) of each answer ``[P, K]``, as a function of the packed records."""
+    return lambda groups: answer_logps(network, groups)[0]
 
 
 def remembered(session: Session, network: Network, records: Splits) -> Remembered:
@@ -87,17 +73,12 @@ def remembered(session: Session, network: Network, records: Splits) -> Remembere
     return known
 
 
-def tokens_of(group: Group) -> int:
-    """Tokens that a record costs as a tree: its prompt once and all its answers."""
-    return len(group.prompt) + sum(len(answer) for answer in group.answers)
-
-
 def _said(session: Session, network: Network, store: Store | None) -> list[np.ndarray]:
     items: Iterator[Group] = iter(()) if store is None else iter(store)
     found: list[np.ndarray] = []
     session.reporter.begin("reference", total=0 if store is None else len(store), unit="records")
     while chunk := list(islice(items, CHUNK)):
-        found += read_all(session, network, chunk)
+        found += read_all(session, chunk, reader(network))
         session.reporter.advance(len(found))
         if signum := session.world.most(session.stop.signum):
             raise Interrupted(

@@ -14,16 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from stages import budget, inputs
 from stages.batch import Group, GroupBatch, pack_groups
 from stages.config import RewardModelConfig
 from stages.data import store
-from stages.data.plan import micro_batches, optimiser_batch, share
-from stages.data.store import Store
+from stages.data.plan import optimiser_batch
 from stages.functional import ranking
+from stages.groups import read_all
 from stages.models.forward import scores
 from stages.models.load import is_reward_model, load_reward, with_fresh_head
 from stages.models.network import without_dropout
@@ -35,8 +34,6 @@ from stages.runtime.optim import Trainee, swapped, trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
 from stages.runtime.session import Metrics, Session, begin, opened, require_parents
-
-CHUNK = 64  # held-out rankings planned together
 
 
 def run(
@@ -71,10 +68,7 @@ def _train(session: Session, config: RewardModelConfig) -> Result:
     else:
         reward = with_fresh_head(config.model, loading, seed=config.seed)
     without_dropout(reward)
-    start.adopt(reward, text)
-    start.adapt(session, reward, "model")
-    session.reporter.note(text.pad_how)
-    start.say_layout(session, reward, "model")
+    start.make_ready(session, reward, text)
     normaliser = Normaliser(session, config, text, read.records.train, read.second)
     normaliser.prepare()
     require_parents(session, [start.parent("model", config.model), *normaliser.parents()])
@@ -118,7 +112,7 @@ class Ranked:
         size = self.records_per_step()
         _, chosen = optimiser_batch(self.records(), size, self.config.seed, step)
         items = [self.splits.train[int(n)] for n in chosen]
-        return items, np.array([tokens_of(item) for item in items]), len(chosen)
+        return items, np.array([item.tokens for item in items]), len(chosen)
 
     def denominator(self, items: Sequence[Group]) -> Tensor:
         """Prompts with a pair in the whole optimiser batch, or their pairs."""
@@ -165,38 +159,17 @@ class Ranked:
         if held_out is None:
             return {}
         self.trained.network.module.eval()
-        tables = self._tables(held_out)
+        tables = read_all(self.session, held_out, self._scores)
         total = float(sum(table.sum() for table in tables))
         require_finite(total, what=f"step {self.session.progress.step}, sum of the eval scores")
         judged = judge(held_out, tables)
         self.session.facts["calibration"] = judged.bins
         return judged.figures
 
-    @torch.no_grad()
-    def _tables(self, held_out: Store) -> list[np.ndarray]:
-        """The K scores of each ranking, in the order of the store."""
-        found: list[tuple[int, np.ndarray]] = []
-        world, budget = self.session.world, self.config.train.tokens_per_micro_batch
-        for first in range(0, len(held_out), CHUNK):
-            items = [held_out[n] for n in range(first, min(first + CHUNK, len(held_out)))]
-            lengths = np.array([tokens_of(item) for item in items])
-            mine = share(lengths, world.rank, world.size)
-            for rows in micro_batches(lengths[mine], budget):
-                chosen = [int(mine[n]) for n in rows]
-                groups = pack_groups([items[n] for n in chosen])
-                table = self._scores(groups).cpu().double().numpy()
-                found += [
-                    (first + n, table[row, : len(items[n].answers)]) for row, n in enumerate(chosen)
-                ]
-        gathered = sorted(world.gather(found), key=lambda pair: pair[0])
-        return [table for _, table in gathered]
-
     def _scores(self, groups: GroupBatch) -> Tensor:
         """``[P, K]`` scores: one forward pass per answer."""
         network = self.trained.network
-        flat = scores(network, groups.batch.to(network.device))
-        members = groups.members.to(flat.device)
-        return flat.index_select(0, members.flatten()).view(members.shape)
+        return groups.by_prompt(scores(network, groups.batch.to(network.device)))
 
     def publish(self, name: str, weights: dict[str, Tensor] | None = None) -> None:
         """Measure the offset of the scores, then write the reward model as a model folder."""
@@ -219,11 +192,6 @@ def show_calibration(session: Session) -> None:
     if rows:
         columns = ("pairs", "confidence", "accuracy")
         session.reporter.table("calibration on held-out pairs", columns, rows)
-
-
-def tokens_of(group: Group) -> int:
-    """Tokens that a ranking costs as a tree: its prompt once and all its answers."""
-    return len(group.prompt) + sum(len(answer) for answer in group.answers)
 
 
 def _margin(groups: GroupBatch, like: Tensor) -> float | Tensor:

@@ -63,10 +63,7 @@ def _train(session: Session, config: SftConfig) -> Result:
     read = inputs.demonstrations(session, config, text)
     budget.require_disk(session, config, models, read)
     policy = load_policy(config.model, start.loading_of(session))
-    start.adopt(policy, text)
-    start.adapt(session, policy, "model")
-    session.reporter.note(text.pad_how)
-    start.say_layout(session, policy, "model")
+    start.make_ready(session, policy, text)
     require_parents(session, [start.parent("model", config.model)])
     begin(session)
 

@@ -123,6 +123,14 @@ def adapt(session: Session, network: Network, name: str) -> None:
     )
 
 
+def make_ready(session: Session, network: Network, text: Text) -> None:
+    """What a stage that trains one model does with it before its first step, and says of it."""
+    adopt(network, text)
+    adapt(session, network, "model")
+    session.reporter.note(text.pad_how)
+    say_layout(session, network, "model")
+
+
 def identity_of(session: Session, text: Text, kind: Kind, **facts: Any) -> Identity:
     """What the ``rlhf.json`` of a model made by this stage says."""
     return Identity(
