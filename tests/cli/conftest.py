@@ -1,8 +1,9 @@
-"""A config of each stage, and stages that do nothing but what a test asks of them."""
+"""A whole project, a config, and stages that do nothing but what a test asks of them."""
 
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.cli.bad_input import make_project
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,25 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setenv(name, "")  # so that its end restores what was there, or was not
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with models, data and configs, made once and never changed."""
+    folder = tmp_path_factory.mktemp("template")
+    make_project(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project as the current folder; its caches lie outside of it."""
+    copy = tmp_path / "project"
+    shutil.copytree(template, copy)
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return copy
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,30 +15,11 @@ import torch
 from rlhf_cli.app import main
 from rlhf_cli.console import PlainReporter
 from tests.cli import bad_input
-from tests.cli.bad_input import KIND, Bad, make_project
+from tests.cli.bad_input import KIND, Bad
 from tests.cli.bad_input_fields import FIELDS
 from tests.cli.bad_input_places import PLACES
 
 CASES = [*bad_input.CASES, *PLACES, *FIELDS]
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unspoilt project, made once."""
-    folder = tmp_path_factory.mktemp("template")
-    make_project(folder)
-    return folder
-
-
-@pytest.fixture
-def folder(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project as the current folder; its caches lie outside of it."""
-    copy = tmp_path / "project"
-    shutil.copytree(template, copy)
-    monkeypatch.chdir(copy)
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return copy
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,31 +13,12 @@ from typing import Any
 import pytest
 
 from rlhf_cli.app import main
-from tests.cli.bad_input import make_project
 from tests.cli.test_resources import NEWNS, NEWUSER, limited
 
 READ_ONLY = 1  # MS_RDONLY of <sys/mount.h>
 PRIVATE = 0x44000  # MS_REC | MS_PRIVATE: nothing is seen outside of this process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mounts as Linux keeps them")
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    make_project(folder)
-    return folder
-
-
-@pytest.fixture
-def folder(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project, with a folder ``disk`` for another file system."""
-    copy = tmp_path / "project"
-    shutil.copytree(template, copy)
-    (copy / "disk").mkdir()
-    monkeypatch.chdir(copy)
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
-    return copy
 
 
 def mounted(place: Path, *, pages: int, flags: int = 0) -> Callable[[], None]:
@@ -66,6 +46,13 @@ def refused(mount: Callable[[], None], argv: str, tmp_path: Path) -> tuple[int, 
     assert "Traceback" not in ended.text
     assert ended.told["exit"] == ended.code
     return ended.code, ended.told["error"]
+
+
+@pytest.fixture
+def folder(folder: Path) -> Path:
+    """The project, with a folder ``disk`` for another file system."""
+    (folder / "disk").mkdir()
+    return folder
 
 
 WRITES = {

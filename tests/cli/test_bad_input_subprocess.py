@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cli.bad_input import CASES, Bad, make_project, rewrite
+from tests.cli.bad_input import CASES, Bad, rewrite
 
 ROOT = Path(__file__).parents[2]
 CHOSEN = (
@@ -42,14 +42,6 @@ class Ended(NamedTuple):
     err: str
     before: dict[str, bytes]
     after: dict[str, bytes]
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unspoilt project, made once."""
-    folder = tmp_path_factory.mktemp("template")
-    make_project(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

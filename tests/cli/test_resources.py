@@ -20,7 +20,6 @@ from rlhf_cli.app import main
 from stages.config import resolve
 from stages.errors import CheckpointError, DataError
 from stages.runtime import checkpoint, memory, room
-from tests.cli.bad_input import make_project
 from tests.stages.project import Project
 
 MEBIBYTE = 1 << 20
@@ -37,23 +36,12 @@ class Ended(NamedTuple):
     text: str
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    make_project(folder)
+@pytest.fixture(scope="module", autouse=True)
+def _everything_is_imported(template: Path) -> None:
+    """What is loaded late would count against the limits."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)  # what is loaded late would count against the limits
+        patch.chdir(template)
         assert main(["check", "sft.yaml", "--quiet"]) == 0
-    return folder
-
-
-@pytest.fixture
-def folder(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copy = tmp_path / "project"
-    shutil.copytree(template, copy)
-    monkeypatch.chdir(copy)
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
-    return copy
 
 
 def limited(limit: Callable[[], None], *argv: str, out: Path) -> Ended:

@@ -21,7 +21,6 @@ from rlhf_cli.app import main
 from rlhf_cli.console import PlainReporter, clean
 from stages.errors import CheckpointError
 from stages.models import source
-from tests.cli.bad_input import make_project
 from tests.cli.test_resources import Ended, limited
 from tests.families import save_tiny
 from tests.stages.project import Project
@@ -32,22 +31,6 @@ SECRETS = {
     for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD")
 }
 STAGES = ("sft sft.yaml", "train-rm rm.yaml", "ppo ppo.yaml")
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    make_project(folder)
-    return folder
-
-
-@pytest.fixture
-def folder(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copy = tmp_path / "project"
-    shutil.copytree(template, copy)
-    monkeypatch.chdir(copy)
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
-    return copy
 
 
 class Evil:
