@@ -55,6 +55,14 @@ class Segment(NamedTuple):
     parent: int | None = None
 
 
+def parent_of(segment: Segment, row: tuple[Segment, ...]) -> range:
+    """The tokens of the segment that is read before this one; none for a root."""
+    if segment.parent is None:
+        return range(0)
+    parent = row[segment.parent]
+    return range(parent.start, parent.stop)
+
+
 @dataclass(frozen=True)
 class PackedRow:
     """Token ids ``[N]``, positions ``[N]`` (restarted for each root segment) and the segments."""

@@ -215,13 +215,25 @@ def _data_margin(record: Ranking, answers: tuple[Response, ...]) -> np.ndarray |
     """The line's own margin, else the difference of the scores of each pair."""
     if record.margin is not None and len(answers) == 2:
         return record.margin
+    return _differences(
+        record,
+        answers,
+        lacks="ranking.margin is data, but this record has neither a margin nor a score per answer",
+        do="add margin (two answers) or scores to the records, or set ranking.margin to 0.0",
+    )
+
+
+def _differences(
+    record: Ranking, answers: tuple[Response, ...], *, lacks: str, do: str
+) -> np.ndarray:
+    """``[K, K]`` score of the first less that of the second.
+
+    Raises:
+        DataError: an answer has no score; ``lacks`` and ``do`` say what that means.
+    """
     scores = [answer.score for answer in answers]
     if any(score is None for score in scores):
-        raise DataError(
-            "ranking.margin is data, but this record has neither a margin nor a score per answer",
-            where=record.origin,
-            do="add margin (two answers) or scores to the records, or set ranking.margin to 0.0",
-        )
+        raise DataError(lacks, where=record.origin, do=do)
     values = np.array(scores, dtype=np.float64)
     return values[:, None] - values[None, :]
 
@@ -229,15 +241,12 @@ def _data_margin(record: Ranking, answers: tuple[Response, ...]) -> np.ndarray |
 def _score_gaps(
     record: Ranking, answers: tuple[Response, ...], better: np.ndarray, *, above_zero: bool
 ) -> np.ndarray:
-    scores = [answer.score for answer in answers]
-    if any(score is None for score in scores):
-        raise DataError(
-            "odpo.offset is score, but this record has not a score for every answer",
-            where=record.origin,
-            do="add scores to the records, or set odpo.offset to rank",
-        )
-    values = np.array(scores, dtype=np.float64)
-    gaps = values[:, None] - values[None, :]
+    gaps = _differences(
+        record,
+        answers,
+        lacks="odpo.offset is score, but this record has not a score for every answer",
+        do="add scores to the records, or set odpo.offset to rank",
+    )
     if above_zero and (gaps[better] <= 0).any():
         raise DataError(
             "an answer of better rank has no higher score, and the logarithm of the difference is "

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from stages.batch import Segment
+from stages.batch import Segment, parent_of
 from stages.models import varlen
 from stages.models.varlen import Varlen
 
@@ -56,7 +56,7 @@ class Tile:
     """
 
     def __init__(self, members: Sequence[Segment], row: tuple[Segment, ...], device: torch.device):
-        before = [_parent(s, row) for s in members]
+        before = [parent_of(s, row) for s in members]
         start, stop = (np.array([[s[n]] for s in members]) for n in (0, 1))
         first, shift = (np.array([[f(b)] for b in before]) for f in (lambda b: b.start, len))
         query = np.arange((stop - start).max())
@@ -99,7 +99,7 @@ class Alone:
 
     def __init__(self, segment: Segment, row: tuple[Segment, ...]):
         self.own = slice(segment.start, segment.stop)
-        self.parent = _parent(segment, row)
+        self.parent = parent_of(segment, row)
         self.tokens = np.arange(segment.start, segment.stop)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
@@ -326,7 +326,7 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor
 def _tiles(row: tuple[Segment, ...]) -> list[list[Segment]]:
     """Segments grouped by size: products no larger than WASTE times the segments' own work."""
     sized = sorted(
-        ((len(_parent(s, row)) + s.stop - s.start, s.stop - s.start, s) for s in row),
+        ((len(parent_of(s, row)) + s.stop - s.start, s.stop - s.start, s) for s in row),
         key=lambda item: item[:2],
     )
     tiles: list[list[Segment]] = []
@@ -340,14 +340,6 @@ def _tiles(row: tuple[Segment, ...]) -> list[list[Segment]]:
         if t:
             tiles[-1].append(segment)
     return [tile for tile in tiles if tile]
-
-
-def _parent(segment: Segment, row: tuple[Segment, ...]) -> range:
-    """The tokens of the segment that is read before this one; none for a root."""
-    if segment.parent is None:
-        return range(0)
-    parent = row[segment.parent]
-    return range(parent.start, parent.stop)
 
 
 def _bias(seen: Tensor, dtype: torch.dtype) -> Tensor:

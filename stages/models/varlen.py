@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.batch import Segment
+from stages.batch import Segment, parent_of
 
 HALF = (torch.bfloat16, torch.float16)
 WIDEST = 192  # numbers of a head; beyond it the backward kernel runs on some GPUs only
@@ -46,7 +46,7 @@ class Varlen:
         assert all(a.stop == b.start for a, b in pairwise(row)), "the segments leave a gap"
         filled = [segment for segment in row if segment.stop > segment.start]
         own = [range(segment.start, segment.stop) for segment in filled]
-        before = [_parent(segment, row) for segment in filled]
+        before = [parent_of(segment, row) for segment in filled]
         seen = [len(b) + len(o) for b, o in zip(before, own, strict=True)]
         self.query_bounds = _bounds([len(o) for o in own], device)
         self.key_bounds = _bounds(seen, device)
@@ -136,10 +136,3 @@ def kernel() -> Callable[..., Tensor] | None:
 def _bounds(lengths: list[int], device: torch.device) -> Tensor:
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return torch.from_numpy(ends).to(device)
-
-
-def _parent(segment: Segment, row: tuple[Segment, ...]) -> range:
-    """The tokens of the segment that is read before this one; none for a root."""
-    if segment.parent is None:
-        return range(0)
-    return range(row[segment.parent].start, row[segment.parent].stop)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from stages.errors import CheckpointError
 from stages.models.manifest import digest, read
-from stages.runtime.disk import delete, flush, writing
+from stages.runtime.disk import delete, flush, staged, writing
 
 MARK = "COMPLETE"
 MANIFEST = "manifest.json"
@@ -56,19 +56,14 @@ def save(folder: Path, step: int, saved: Saved) -> Path:
     Raises:
         ResourceError: the disk refuses; what was saved before is whole.
     """
-    target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}"
+    target = folder / f"step-{step:06d}"
     if (target / MARK).is_file() and _holds(target, saved.state):
         return target
     with writing(target):
         folder.mkdir(exist_ok=True)
-        delete(temporary)
-        temporary.mkdir()
-        try:
-            _fill(temporary, saved)
-            _put(temporary, target)
-        except Exception:
-            delete(temporary)  # a full disk needs the space
-            raise
+    with staged(target) as temporary:
+        _fill(temporary, saved)
+        _put(temporary, target)
     return target
 
 

@@ -44,6 +44,24 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A new folder beside ``target`` to fill and rename; what is left of it after a failure goes.
+
+    Raises:
+        ResourceError: the disk refuses.
+    """
+    temporary = target.with_name(f".tmp-{target.name}")
+    with writing(target):
+        delete(temporary)
+        temporary.mkdir()
+        try:
+            yield temporary
+        except Exception:
+            delete(temporary)  # a full disk needs the space
+            raise
+
+
 def number_of(error: BaseException) -> int | None:
     """The number of an operating system's error; safetensors tells it in its text alone."""
     if isinstance(error, OSError):

@@ -23,7 +23,7 @@ from stages.errors import CheckpointError, ConfigError
 from stages.models import manifest
 from stages.models.manifest import digest
 from stages.runtime import checkpoint
-from stages.runtime.disk import FULL, delete, flush, write_text, writing
+from stages.runtime.disk import FULL, delete, flush, staged, write_text, writing
 
 FILES = ("run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", ".lock")
 MODELS = ("model", "last", "model_ema", "critic", "adapter", "adapter_critic")
@@ -200,18 +200,12 @@ def publish(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
     Raises:
         ResourceError: the disk refuses; the folder is the one before.
     """
-    target, temporary = folder / name, folder / f".tmp-{name}"
-    with writing(target):
-        delete(temporary)
-        temporary.mkdir()
-        try:
-            write(temporary)
-            manifest.write(temporary)
-            flush([*temporary.rglob("*"), temporary])
-            _put(temporary, target)
-        except Exception:
-            delete(temporary)  # a full disk needs the space
-            raise
+    target = folder / name
+    with staged(target) as temporary:
+        write(temporary)
+        manifest.write(temporary)
+        flush([*temporary.rglob("*"), temporary])
+        _put(temporary, target)
     return target
 
 
