@@ -40,12 +40,12 @@ def ppo(tmp_path):
     return str(file)
 
 
-def test_a_tilde_is_the_home_folder_in_every_place_of_a_model_or_run(ppo, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/someone")
+def test_a_tilde_is_the_home_folder_in_every_place_of_a_model_or_run(ppo, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     keys = ("model", "output", "reference", "reward.path", "critic.init")
     config = load(ppo, [f"{key}=~/{key}" for key in keys], stage="ppo").config
     found = (config.model, config.output, config.reference, config.reward.path, config.critic.init)
-    assert found == tuple(f"/home/someone/{key}" for key in keys)
+    assert found == tuple(f"{tmp_path}/{key}" for key in keys)
 
 
 @pytest.mark.parametrize(
