@@ -34,10 +34,11 @@ from stages.models.generate import Sampling
 from stages.rollout import Collected, Key, Readers, Rollout, collect, from_tensors
 from stages.runtime import metrics, start
 from stages.runtime.loop import Plan, modes_kept, require_finite
+from stages.runtime.opening import begin, opened, require_parents
 from stages.runtime.optim import trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
-from stages.runtime.session import Session, begin, opened, precision_of, require_parents
+from stages.runtime.session import Session, precision_of
 from stages.update import Update
 
 

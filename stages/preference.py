@@ -31,10 +31,11 @@ from stages.pairs import judge
 from stages.references import Remembered, answer_logps, reader, remembered
 from stages.runtime import start
 from stages.runtime.loop import run_task
+from stages.runtime.opening import begin, opened, require_parents
 from stages.runtime.optim import Trainee, trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
-from stages.runtime.session import Metrics, Session, begin, opened, require_parents
+from stages.runtime.session import Metrics, Session
 
 JUDGED = ("eval/accuracy", "eval/margin", "eval/length_accuracy")
 """Figures of rewards that any method's implicit rewards have too, beside the accuracy by K."""

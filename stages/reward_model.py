@@ -30,10 +30,11 @@ from stages.normaliser import Normaliser
 from stages.pairs import judge
 from stages.runtime import start
 from stages.runtime.loop import require_finite, run_task
+from stages.runtime.opening import begin, opened, require_parents
 from stages.runtime.optim import Trainee, swapped, trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
-from stages.runtime.session import Metrics, Session, begin, opened, require_parents
+from stages.runtime.session import Metrics, Session
 
 
 def run(

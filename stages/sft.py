@@ -30,10 +30,11 @@ from stages.models.forward import response_logps
 from stages.models.load import load_policy
 from stages.runtime import start
 from stages.runtime.loop import run_task
+from stages.runtime.opening import begin, opened, require_parents
 from stages.runtime.optim import Trainee, trainee
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import Result
-from stages.runtime.session import Metrics, Session, begin, opened, require_parents
+from stages.runtime.session import Metrics, Session
 
 CHUNK = 256  # held-out examples planned together
 

@@ -55,7 +55,7 @@ class Result:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; the lock dies with it.
 
-    A run that ends before its first writing (see ``session.begin``) leaves the place as it was.
+    A run that ends before its first writing (see ``opening.begin``) leaves the place as it was.
 
     Raises:
         ConfigError: another run holds it, or it cannot be written.

@@ -62,7 +62,7 @@ def mend(folder: Path) -> None:
 
 
 def overwrite(folder: Path) -> None:
-    """The order of ``session.begin``."""
+    """The order of ``opening.begin``."""
     run_dir.retire(folder)
     run_dir.write_run(folder, {"status": "running", "new": True})
     run_dir.clear(folder)

@@ -17,11 +17,12 @@ from stages.errors import CheckpointError, ConfigError, Interrupted, TrainingErr
 from stages.models.folder import Identity
 from stages.runtime import trackers
 from stages.runtime.metrics import Window
+from stages.runtime.opening import begin, opened, require_parents
 from stages.runtime.optim import trainee, weights
 from stages.runtime.processes import World
 from stages.runtime.reporter import SilentReporter
 from stages.runtime.resume import require_same_meaning
-from stages.runtime.session import Progress, begin, goal, opened, require_parents
+from stages.runtime.session import Progress, goal
 from stages.runtime.signals import StopRequest
 from stages.runtime.start import require_same_text
 from tests.families import tiny_policy

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from stages.errors import CheckpointError, ConfigError, ResourceError
-from stages.runtime import run_dir, session
+from stages.runtime import opening, run_dir, session
+from stages.runtime.opening import begin
 from stages.runtime.run_dir import locked
-from stages.runtime.session import begin
 from tests.runtime import test_session
 from tests.runtime.faults import Disk, failing, watch
 from tests.runtime.test_session import finish, read, run, trained
@@ -93,7 +93,7 @@ def test_a_full_disk_at_the_very_start_is_told_in_run_json(
 
     def start() -> None:
         with run(make()) as opened:
-            real = session.write_text
+            real = opening.write_text
 
             def full(path: Path, text: str) -> None:
                 with watch(Disk(folder, at=0, act=failing(28))):
