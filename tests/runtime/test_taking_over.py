@@ -99,11 +99,11 @@ def test_a_full_disk_at_the_very_start_is_told_in_run_json(
                 with watch(Disk(folder, at=0, act=failing(28))):
                     real(path, text)
 
-            session.write_text = full
+            opening.write_text = full
             try:
                 begin(opened)
             finally:
-                session.write_text = real
+                opening.write_text = real
 
     with pytest.raises(ResourceError, match="disk is full"):
         start()
