@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 from decimal import Decimal
 
@@ -482,7 +483,8 @@ def layouts():
     yield "f.csv.gz", gzip.compress("prompt,response\nh\u2028i,a\nho,b\n".encode())
 
 
-@pytest.mark.parametrize(("name", "data"), list(layouts()))
+# Numbered: the bytes of a compressed file would name the second in which they were made.
+@pytest.mark.parametrize(("name", "data"), list(layouts()), ids=itertools.count())
 def test_the_same_records_come_out_of_every_layout(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     found, records = read_file(tmp_path / name)
