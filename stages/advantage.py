@@ -7,36 +7,13 @@ The rollout of all processes is here as a whole, so whitening sees every token o
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from torch import Tensor
-
 from stages.config import PpoConfig
 from stages.functional.divergence import kl_estimate
 from stages.functional.masking import masked, masked_mean, masked_sum, whiten
 from stages.functional.returns import after_last_mask, gae, process_scores, shape_rewards
 from stages.functional.value import explained_variance
+from stages.iterations import Estimated
 from stages.rollout import Rollout
-
-
-class Targets(NamedTuple):
-    """What the minibatches learn from, all ``[B, T]``.
-
-    ``advantages`` holds on the real tokens, ``returns`` on ``value_mask``, which has one slot more
-    per row where the score is placed after the last token.
-    """
-
-    advantages: Tensor
-    returns: Tensor
-    value_mask: Tensor
-
-
-class Estimated(NamedTuple):
-    """The targets, the mean KL(π_old‖π_ref) in nats per answer, and the iteration's metrics."""
-
-    targets: Targets
-    kl: float
-    metrics: dict[str, float]
 
 
 def estimate(rollout: Rollout, config: PpoConfig, *, kl_coef: float) -> Estimated:
@@ -46,6 +23,10 @@ def estimate(rollout: Rollout, config: PpoConfig, *, kl_coef: float) -> Estimate
         rollout: B answers.
         config: its sections score, kl and ppo.
         kl_coef: β of this iteration.
+
+    Returns:
+        Targets ``advantages`` on the real tokens, and ``returns`` on ``value_mask``, which has one
+        slot more per row where the score is placed after the last token; all ``[B, T]``.
     """
     mask = rollout.mask
     score = process_scores(
@@ -88,7 +69,8 @@ def estimate(rollout: Rollout, config: PpoConfig, *, kl_coef: float) -> Estimate
         "value/mean": float(masked_mean(rollout.values_old, value_mask)),
         **answer_metrics(rollout),
     }
-    return Estimated(Targets(advantages, returns, value_mask), kl_mean, values)
+    targets = {"advantages": advantages, "returns": returns, "value_mask": value_mask}
+    return Estimated(targets, kl_mean, values)
 
 
 def answer_metrics(rollout: Rollout) -> dict[str, float]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from stages.config import PpoConfig, SftConfig, StageConfig
+from stages.config import OnlineConfig, PpoConfig, SftConfig, StageConfig
 from stages.data.plan import documents_per_step, micro_batches, optimiser_batch, steps_per_epoch
 from stages.errors import ResourceError
 from stages.inputs import Inputs, Model
 from stages.models.precision import Arithmetic
 from stages.runtime import estimate, room
 from stages.runtime.estimate import MIB, Shape
-from stages.runtime.loop import Plan, total_steps
+from stages.runtime.loop import Plan, minibatches, total_steps
 from stages.runtime.optim import learning_rate_at
 from stages.runtime.session import Session
 
@@ -62,19 +62,19 @@ class Known:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each training record, in ppo with the longest answer it may get."""
+        """Tokens of each training record, with the longest answer that a prompt may get."""
         lengths = self.inputs.records.train.lengths
         return lengths + self.answer if self.answer else lengths
 
     @property
     def answer(self) -> int:
         """Tokens of the longest sampled answer; 0 where nothing is sampled."""
-        return self.config.rollout.max_new_tokens if isinstance(self.config, PpoConfig) else 0
+        return self.config.rollout.max_new_tokens if isinstance(self.config, OnlineConfig) else 0
 
 
 def batches(known: Known) -> Report:
     """Steps, and how the first optimiser batch is cut."""
-    if isinstance(known.config, PpoConfig):
+    if isinstance(known.config, OnlineConfig):
         return _iterations(known, known.config)
     config, lengths = known.config, known.inputs.records.train.lengths
     mixed = 0
@@ -96,25 +96,27 @@ def batches(known: Known) -> Report:
     }
 
 
-def _iterations(known: Known, config: PpoConfig) -> Report:
-    """A run of ppo; how long the answers will be is not known, so its tokens are upper bounds."""
+def _iterations(known: Known, config: OnlineConfig) -> Report:
+    """A run of rollouts; how long answers will be is not known: its tokens are upper bounds."""
     prompts, episodes = len(known.lengths), config.rollout.batch_size
     plan = Plan.of(config, prompts)
-    size = min(episodes, config.train.batch_size)
-    each = config.ppo.epochs * steps_per_epoch(episodes, size)
+    size, per_epoch = min(episodes, config.train.batch_size), minibatches(config)
+    each = config.epochs * per_epoch
     iterations = plan.iterations or -(-plan.total_steps // each)
     first = np.resize(known.lengths, size)
+    asked = episodes / config.per_prompt
+    documents = size * config.ptx.ratio if isinstance(config, PpoConfig) and config.ptx.data else 0
     return {
         "prompts": prompts,
         "episodes_per_iteration": episodes,
-        "times_each_prompt_in_an_iteration": episodes / prompts,
+        "times_each_prompt_in_an_iteration": asked / prompts,
         "iterations": iterations,
         "episodes": iterations * episodes,
-        "passes_over_the_prompts": iterations * episodes / prompts,
-        "minibatches_per_epoch": steps_per_epoch(episodes, size),
+        "passes_over_the_prompts": iterations * asked / prompts,
+        "minibatches_per_epoch": per_epoch,
         "steps_per_iteration": each,
         "total_steps": plan.total_steps,
-        "documents_per_step": size * config.ptx.ratio if config.ptx.data else 0,
+        "documents_per_step": documents,
         "first_minibatch_at_most": _cut(first, config.train.tokens_per_micro_batch),
         **_schedule(config, plan.total_steps),
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 from stages import budget, footprint, inputs, show
 from stages.budget import Known
-from stages.config import PpoConfig, StageConfig
+from stages.config import OnlineConfig, StageConfig
 from stages.data.report import RoleReport
 from stages.inputs import Model
 from stages.models.folder import model_folder, read_identity
@@ -83,7 +83,7 @@ def _known(session: Session, config: StageConfig, text: start.Text) -> Known:
 
 
 def _stops(config: StageConfig) -> tuple[str, ...]:
-    return config.rollout.stop if isinstance(config, PpoConfig) else ()
+    return config.rollout.stop if isinstance(config, OnlineConfig) else ()
 
 
 def _config(session: Session, config: StageConfig) -> Report:

@@ -1,4 +1,4 @@
-"""Signs that a run of PPO goes wrong, in its rows of metrics: what is seen, why, what to change.
+"""Signs that a run goes wrong, in its rows of metrics: what is seen, why, what to change.
 
 A rule looks at the newest row and at a few before it. What is remembered of them, and when a rule
 last spoke, is a plain mapping, so that it outlives a stop in the checkpoint.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stages.config import PpoConfig
+from stages.config import OnlineConfig
 
 Row = Mapping[str, float]
 
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     row: Row
     first: Sequence[Row]
     recent: Sequence[Row]
-    config: PpoConfig
+    config: OnlineConfig
     precision: str
 
 
@@ -68,7 +68,7 @@ class Rule:
 
 
 def diagnose(
-    row: Row, memory: Mapping[str, Any], config: PpoConfig, *, precision: str, iteration: int
+    row: Row, memory: Mapping[str, Any], config: OnlineConfig, *, precision: str, iteration: int
 ) -> tuple[list[str], dict[str, Any]]:
     """Warnings on a row, and what to remember for the next one.
 

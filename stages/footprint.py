@@ -13,7 +13,7 @@ import numpy as np
 
 from stages.batch import Group
 from stages.budget import Known, Report
-from stages.config import PpoConfig, RewardModelConfig, SftConfig
+from stages.config import OnlineConfig, PpoConfig, RewardModelConfig, SftConfig
 from stages.data.kinds import lengths_of
 from stages.data.plan import micro_batches
 from stages.data.store import Store
@@ -59,7 +59,7 @@ def _standing(known: Known) -> dict[str, dict[str, int]]:
         elif model.shares is None:
             kept = {"weights": estimate.frozen(shape, arithmetic)}
         found[model.role] = {name: size for name, size in kept.items() if size}
-    if isinstance(config, PpoConfig):
+    if isinstance(config, OnlineConfig):
         prompt = int(known.lengths.max()) - known.answer
         episodes = config.rollout.batch_size
         size = estimate.rollout(episodes=episodes, prompt=prompt, answer=known.answer)
@@ -77,12 +77,12 @@ def _moments(known: Known) -> dict[str, int]:
         step = estimate.step(shape, arithmetic, load, dropout=dropout, checkpointing=checkpointing)
         found[f"{model.role}_step"] = before + step
         before += shape.trainable * arithmetic.weights.itemsize  # the critic's step comes second
-    if isinstance(config, PpoConfig):
+    if isinstance(config, OnlineConfig):
         shape = known.shapes["policy"]
         found["sampling"] = estimate.decoding(
             shape, arithmetic, rows=config.rollout.batch_size, width=int(known.lengths.max())
         )
-        if known.inputs.second is not None:
+        if isinstance(config, PpoConfig) and known.inputs.second is not None:
             size = config.ptx.ratio * min(config.train.batch_size, config.rollout.batch_size)
             texts = _load([known.inputs.second], size, config.train.tokens_per_micro_batch)
             gradients = shape.trainable * arithmetic.weights.itemsize
@@ -116,7 +116,7 @@ def heaviest(known: Known) -> Load:
     size, second = config.train.batch_size, known.inputs.second
     if isinstance(config, SftConfig) and second is not None:
         stores.append(second)
-    if isinstance(config, PpoConfig):
+    if isinstance(config, OnlineConfig):
         size = min(size, config.rollout.batch_size)
     return _load(stores, size, config.train.tokens_per_micro_batch, known.answer)
 

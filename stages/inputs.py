@@ -15,6 +15,7 @@ from stages import methods
 from stages.config import (
     KtoConfig,
     OdpoConfig,
+    OnlineConfig,
     PairedConfig,
     PpoConfig,
     PreferenceConfig,
@@ -22,7 +23,7 @@ from stages.config import (
     SftConfig,
     StageConfig,
 )
-from stages.config.ppo import Kl
+from stages.config.episodes import Kl
 from stages.data import store
 from stages.data.store import LoadSpec, Splits, Store
 from stages.errors import CheckpointError
@@ -106,8 +107,8 @@ def models(session: Session, config: StageConfig, text: start.Text) -> list[Mode
     elif isinstance(config, PreferenceConfig):
         found = _of_preference(config)
     else:
-        assert isinstance(config, PpoConfig)
-        found = _of_ppo(config)
+        assert isinstance(config, OnlineConfig)
+        found = _of_online(config)
     for source in dict.fromkeys(model.source for model in found):
         if source != config.model:
             _require_same_text(source, config, text)
@@ -122,7 +123,7 @@ def critic_source(config: PpoConfig) -> str:
     return str(inner) if config.critic.init not in named and inner.is_dir() else source
 
 
-def reference_shares(config: PpoConfig) -> bool:
+def reference_shares(config: OnlineConfig) -> bool:
     """Whether the reference is the policy with its adapters off."""
     reference = config.reference or config.model
     return config.lora is not None and _place(reference) == _place(config.model)
@@ -146,7 +147,7 @@ def load(session: Session, config: StageConfig, text: start.Text) -> Inputs:
         return rankings(session, config, text)
     if isinstance(config, PreferenceConfig):
         return preferences(session, config, text)
-    assert isinstance(config, PpoConfig)
+    assert isinstance(config, OnlineConfig)
     return prompts(session, config, text)
 
 
@@ -193,12 +194,12 @@ def _offset(config: PairedConfig) -> Any:
     return "score above 0" if config.odpo.scale == "log" else "score"
 
 
-def prompts(session: Session, config: PpoConfig, text: start.Text) -> Inputs:
+def prompts(session: Session, config: OnlineConfig, text: start.Text) -> Inputs:
     """Prompts that leave room for an answer, and the pretraining documents of PPO-ptx."""
     _remark(session, config)
     spec = _spec(session, config, "prompts", reserve_tokens=config.rollout.max_new_tokens)
     found = _load(session, text, spec)
-    if config.ptx.data is None:
+    if not isinstance(config, PpoConfig) or config.ptx.data is None:
         return Inputs(found)
     limit = config.ptx.max_tokens
     spec = _spec(session, config, "documents", source=config.ptx.data, max_tokens=limit)
@@ -225,16 +226,18 @@ def _of_preference(config: PreferenceConfig) -> list[Model]:
     return [policy, replace(_policy("reference", config.model, config), shares=shares)]
 
 
-def _of_ppo(config: PpoConfig) -> list[Model]:
+def _of_online(config: OnlineConfig) -> list[Model]:
     reward = reward_config(config.reward.path, config.trust_remote_code)
     reference = _policy("reference", config.reference or config.model, config)
     judge = Model("reward", config.reward.path, "reward", reward, False)
-    return [
+    found = [
         _policy("policy", config.model, config, trained=True),
         replace(reference, shares="policy" if reference_shares(config) else None),
-        replace(judge, shares="critic" if reward_shares(config) else None),
-        _critic(config),
     ]
+    if not isinstance(config, PpoConfig):
+        return [*found, judge]
+    shares = "critic" if reward_shares(config) else None
+    return [*found, replace(judge, shares=shares), _critic(config)]
 
 
 def _critic(config: PpoConfig) -> Model:
@@ -290,7 +293,7 @@ def _load(session: Session, text: start.Text, spec: LoadSpec) -> Splits:
     return found
 
 
-def _remark(session: Session, config: PpoConfig) -> None:
+def _remark(session: Session, config: OnlineConfig) -> None:
     """What works and may not be meant."""
     if config.rollout.top_p < 1 or config.rollout.top_k > 0:
         session.reporter.warn(
@@ -308,8 +311,7 @@ def _remark(session: Session, config: PpoConfig) -> None:
             f"train.batch_size ({minibatch}) is above rollout.batch_size ({episodes}): a rollout "
             "is one minibatch"
         )
-    unused = [name for name in ADAPTIVE if getattr(config.kl, name) != getattr(Kl(), name)]
-    if unused and config.kl.controller == "fixed":
+    if isinstance(config.kl, Kl) and (unused := _unused(config.kl)):
         named = " and ".join(f"kl.{name}" for name in unused)
         session.reporter.warn(f"{named} without effect: kl.controller is fixed, not adaptive")
     if _is_critic(config.reward.path):
@@ -317,6 +319,13 @@ def _remark(session: Session, config: PpoConfig) -> None:
             f"reward.path ({config.reward.path}) is a critic: it has learned to foretell returns, "
             "not to judge answers; rlhf train-rm makes a reward model"
         )
+
+
+def _unused(kl: Kl) -> list[str]:
+    """Keys that were given to a controller that does not read them."""
+    if kl.controller == "adaptive":
+        return []
+    return [name for name in ADAPTIVE if getattr(kl, name) != getattr(Kl(), name)]
 
 
 def _is_critic(source: str) -> bool:

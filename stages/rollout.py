@@ -1,4 +1,4 @@
-"""Prompts → ``Rollout``: what one PPO iteration learns from.
+"""Prompts → ``Rollout``: what one iteration learns from.
 
 Answers are sampled from the policy; then the policy itself, the reference, the critic and the
 reward model read them once more, in the same packed passes that training uses, so that the
@@ -24,12 +24,13 @@ from stages.models.network import Network, casts_kept
 from stages.runtime.processes import World
 
 Key = tuple[int, int]  # record position and sample index of an answer
+Targets = dict[str, Tensor]  # what a method makes of a rollout and its minibatches aim at, by name
 TENSORS = ("logp_old", "logp_ref", "values_old", "scores")
 
 
 @dataclass(frozen=True)
 class Readers:
-    """The four models of PPO."""
+    """The models that read answers; only ppo has a critic."""
 
     policy: Network
     reference: Network
@@ -87,14 +88,14 @@ class Collected(NamedTuple):
     reading_seconds: float
 
 
-def from_tensors(tensors: dict[str, Tensor]) -> Rollout:
-    """The inverse of :meth:`Rollout.to_tensors`."""
-    rows = {}
+def from_tensors(tensors: dict[str, Tensor]) -> tuple[Rollout, Targets]:
+    """The inverse of :meth:`Rollout.to_tensors`, and what is beside the rollout."""
+    rows, tensors = {}, dict(tensors)
     for name in ("prompts", "answers"):
-        ends = np.cumsum(tensors[f"{name}_lengths"].numpy())[:-1]
-        rows[name] = tuple(np.split(tensors[name].numpy(), ends))
-    rest = {name: tensors[name] for name in (*TENSORS, "ended", "mask")}
-    return Rollout(rows["prompts"], rows["answers"], **rest)
+        ends = np.cumsum(tensors.pop(f"{name}_lengths").numpy())[:-1]
+        rows[name] = tuple(np.split(tensors.pop(name).numpy(), ends))
+    rest = {name: tensors.pop(name) for name in (*TENSORS, "ended", "mask")}
+    return Rollout(rows["prompts"], rows["answers"], **rest), tensors
 
 
 def collect(

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.advantage import Targets
 from stages.batch import Batch, Example, pack
 from stages.config import PpoConfig
 from stages.functional.masking import loss_denominator, masked_sum
@@ -25,7 +24,7 @@ from stages.functional.policy_gradient import policy_diagnostics, policy_loss
 from stages.functional.supervised import sft_loss
 from stages.functional.value import value_clip_count, value_loss
 from stages.models.forward import response_logps, response_values
-from stages.rollout import Rollout, widened
+from stages.rollout import Rollout, Targets, widened
 from stages.runtime.loop import accumulate, require_finite
 from stages.runtime.optim import (
     Trainee,
@@ -132,7 +131,7 @@ class Update:
                 temperature=self.config.rollout.temperature,
                 entropy="gradient" if options.ent_coef else "value",
             )
-            old, advantages = at(rollout.logp_old), at(targets.advantages)
+            old, advantages = at(rollout.logp_old), at(targets["advantages"])
             loss = policy_loss(
                 out.logp,
                 old,
@@ -157,14 +156,18 @@ class Update:
     ) -> Metrics:
         """Gradient of the clipped value loss."""
         clip, after_last = self.config.ppo.value_clip_range, self._after_last
-        mask = targets.value_mask[[row.index for row in minibatch]]
+        mask = targets["value_mask"][[row.index for row in minibatch]]
         denominator = self._denominator(mask)
         tokens = float(mask.sum())
 
         def backward(micro_batch: list[Row]) -> dict[str, Tensor]:
             batch, at = self._batch(micro_batch, rollout)
             values = response_values(self.critic.network, batch, after_last=after_last)
-            old, returns, mask = at(rollout.values_old), at(targets.returns), at(targets.value_mask)
+            old, returns, mask = (
+                at(rollout.values_old),
+                at(targets["returns"]),
+                at(targets["value_mask"]),
+            )
             loss = value_loss(
                 values,
                 old,

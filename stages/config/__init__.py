@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stages.config.base import to_yaml
+from stages.config.episodes import OnlineConfig
 from stages.config.ppo import PpoConfig
 from stages.config.preference import (
     DpoConfig,
@@ -30,6 +31,7 @@ __all__ = [
     "InvalidConfig",
     "KtoConfig",
     "OdpoConfig",
+    "OnlineConfig",
     "OrpoConfig",
     "PairedConfig",
     "PpoConfig",

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.config import PpoConfig
+from stages.config import OnlineConfig
 from stages.data.plan import micro_batches, share, steps_per_epoch
 from stages.errors import TrainingError
 from stages.models.network import Network
@@ -75,14 +75,19 @@ class Plan:
     total_steps: int
 
     @classmethod
-    def of(cls, config: PpoConfig, prompts: int) -> Plan:
+    def of(cls, config: OnlineConfig, prompts: int) -> Plan:
         """Whole rollouts for ``train.total_episodes`` (one pass over the prompts), or max_steps."""
-        size = config.rollout.batch_size
-        each = config.ppo.epochs * steps_per_epoch(size, min(size, config.train.batch_size))
         if config.train.max_steps is not None:
             return cls(None, config.train.max_steps)
-        iterations = math.ceil((config.train.total_episodes or prompts) / size)
-        return cls(iterations, iterations * each)
+        episodes = config.train.total_episodes or prompts * config.per_prompt
+        iterations = math.ceil(episodes / config.rollout.batch_size)
+        return cls(iterations, iterations * config.epochs * minibatches(config))
+
+
+def minibatches(config: OnlineConfig) -> int:
+    """Minibatches of one pass over a rollout; the last may be smaller."""
+    size, together = config.rollout.batch_size, config.together
+    return steps_per_epoch(size // together, max(1, min(size, config.train.batch_size) // together))
 
 
 def run_task(session: Session, task: Task) -> None:

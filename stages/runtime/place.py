@@ -7,7 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from stages.config import PpoConfig, RewardModelConfig, SftConfig, StageConfig
+from stages.config import (
+    OnlineConfig,
+    PpoConfig,
+    RewardModelConfig,
+    SftConfig,
+    StageConfig,
+)
 from stages.errors import CheckpointError, ConfigError
 from stages.runtime import run_dir
 
@@ -110,12 +116,12 @@ def sources(config: StageConfig) -> list[tuple[str, str]]:
     found = [("model", config.model)]
     if isinstance(config, RewardModelConfig) and config.normalise.policy:
         found.append(("normalise.policy", config.normalise.policy))
-    if isinstance(config, PpoConfig):
+    if isinstance(config, OnlineConfig):
         found.append(("reward.path", config.reward.path))
         if config.reference:
             found.append(("reference", config.reference))
-        if config.critic.init not in ("reward", "policy"):
-            found.append(("critic.init", config.critic.init))
+    if isinstance(config, PpoConfig) and config.critic.init not in ("reward", "policy"):
+        found.append(("critic.init", config.critic.init))
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages import ppo, reward_model, sft
+from stages import iterations, reward_model, sft
 from stages.runtime import loop
 from stages.runtime.reporter import SilentReporter
 from tests.stages.project import Project
@@ -21,7 +21,7 @@ QUIET = SilentReporter()
 EVALUATES: dict[str, Any] = {
     "sft": sft.Supervised,
     "reward_model": reward_model.Ranked,
-    "ppo": ppo.Loop,
+    "ppo": iterations.Loop,
 }
 OFTEN = {"evaluate.every": 1, "log.every": 1}
 
@@ -84,7 +84,9 @@ def test_an_evaluation_sees_no_dropout_and_restores_the_modes(
 ) -> None:
     inside: list[list[bool]] = []
     around: list[tuple[list[bool], list[bool]]] = []
-    owner, name = (ppo.Loop, "_collect") if stage == "ppo" else (EVALUATES[stage], "evaluate")
+    owner, name = (
+        (iterations.Loop, "_collect") if stage == "ppo" else (EVALUATES[stage], "evaluate")
+    )
     read = getattr(owner, name)
 
     def reads(self: Any, *arguments: Any) -> Any:
@@ -93,7 +95,7 @@ def test_an_evaluation_sees_no_dropout_and_restores_the_modes(
         return found
 
     monkeypatch.setattr(owner, name, reads)
-    owner, name = (ppo.Loop, "evaluate") if stage == "ppo" else (loop, "_evaluate")
+    owner, name = (iterations.Loop, "evaluate") if stage == "ppo" else (loop, "_evaluate")
     look = getattr(owner, name)
 
     def looks(first: Any, *rest: Any, **options: Any) -> None:

@@ -55,7 +55,7 @@ def test_invariant_1_the_first_minibatch_has_ratio_1_exactly_where_it_is_the_rol
     assert step.figures["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
     for name in (*KLS, "policy/clip_fraction", "value/clip_fraction"):
         assert step.figures[name] == 0.0, name
-    advantages, mask = step.targets.advantages, step.rollout.mask
+    advantages, mask = step.targets["advantages"], step.rollout.mask
     expected = -float(sums(advantages, mask).sum() / mask.sum())
     assert step.figures["loss/policy"] == pytest.approx(expected, abs=1e-6)
     assert expected == pytest.approx(0.0, abs=1e-6), "whitened over the same minibatch"
@@ -82,7 +82,9 @@ def test_invariant_1_another_split_of_the_first_minibatch_moves_logps_by_roundin
     assert abs(figures["policy/approx_kl_k1"]) <= min(bound, 1e-3)
     assert figures["policy/clip_fraction"] == 0.0
     assert figures["value/clip_fraction"] == 0.0
-    advantages, mask = (t[seen[0].rows] for t in (seen[0].targets.advantages, seen[0].rollout.mask))
+    advantages, mask = (
+        t[seen[0].rows] for t in (seen[0].targets["advantages"], seen[0].rollout.mask)
+    )
     expected = -float(sums(advantages, mask).sum() / mask.sum())
     assert figures["loss/policy"] == pytest.approx(expected, rel=0.02, abs=1e-6)
 
@@ -96,7 +98,7 @@ def test_invariant_2_the_first_iteration_has_no_kl_and_its_rewards_sum_to_the_sc
     ppo.run(project.config("ppo", **own_models(**changes)), QUIET)
     rollout, targets = seen[0].rollout, seen[0].targets
     assert torch.equal(rollout.logp_old, rollout.logp_ref)
-    torch.testing.assert_close(targets.returns[:, 0], rollout.scores, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(targets["returns"][:, 0], rollout.scores, rtol=1e-12, atol=1e-12)
     first = rows("runs/ppo", "train")[0]
     assert first["objective/kl"] == 0.0
     assert first["objective/reward"] == pytest.approx(first["objective/score"], rel=1e-12)
@@ -117,7 +119,7 @@ def test_invariant_3_the_kl_part_of_the_rewards_is_the_log_ratio_of_whole_answer
         kl = float(logps(ours, ids)[start:].sum() - logps(reference, ids)[start:].sum())
         kls.append(kl)
         total = raw_score(judge, ids) - 0.3 * kl
-        assert float(targets.returns[n, 0]) == pytest.approx(total, rel=1e-9)
+        assert float(targets["returns"][n, 0]) == pytest.approx(total, rel=1e-9)
     first = rows("runs/ppo", "train")[0]
     assert first["objective/kl"] == pytest.approx(sum(kls) / len(kls), rel=1e-9)
     assert samples("runs/ppo")[0]["kl"] == pytest.approx(kls[0], rel=1e-9)

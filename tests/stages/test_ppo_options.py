@@ -94,8 +94,8 @@ def test_advantages_are_rewards_to_go_minus_values_or_one_step_errors(
             advantage = (
                 sum(rewards[t:]) - values[t] if lam else rewards[t] + values[t + 1] - values[t]
             )
-            assert float(step.targets.advantages[n, t]) == pytest.approx(advantage, rel=1e-9)
-            assert float(step.targets.returns[n, t]) == pytest.approx(
+            assert float(step.targets["advantages"][n, t]) == pytest.approx(advantage, rel=1e-9)
+            assert float(step.targets["returns"][n, t]) == pytest.approx(
                 advantage + values[t], rel=1e-9, abs=1e-12
             )
 
@@ -110,17 +110,19 @@ def test_after_last_puts_the_score_one_slot_later_where_there_is_room(
     for n, answer in enumerate(rollout.answers):
         length, room = len(answer), len(answer) < 8
         kinds.add(room)
-        assert int(targets.value_mask[n].sum()) == length + room
+        assert int(targets["value_mask"][n].sum()) == length + room
         last = length if room else length - 1
         # λ = 0: the return is r + γ·V of the next slot.
-        assert float(targets.returns[n, last]) == pytest.approx(float(rollout.scores[n]), rel=1e-9)
+        assert float(targets["returns"][n, last]) == pytest.approx(
+            float(rollout.scores[n]), rel=1e-9
+        )
         if room:
             value = float(rollout.values_old[n, length])
             assert value != 0.0
-            assert float(targets.returns[n, length - 1]) == pytest.approx(0.5 * value, rel=1e-9)
+            assert float(targets["returns"][n, length - 1]) == pytest.approx(0.5 * value, rel=1e-9)
     assert kinds == {True, False}
-    squares = 0.5 * (rollout.values_old - targets.returns) ** 2
-    slots = targets.value_mask
+    squares = 0.5 * (rollout.values_old - targets["returns"]) ** 2
+    slots = targets["value_mask"]
     assert step.figures is not None
     expected = float(sums(squares, slots).sum() / slots.sum())
     assert step.figures["loss/value"] == pytest.approx(expected, rel=1e-9)
@@ -130,7 +132,7 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_the_rollout(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = one_step(project, monkeypatch, **{"train.batch_size": 2})
-    real = step.targets.advantages[step.rollout.mask].numpy()
+    real = step.targets["advantages"][step.rollout.mask].numpy()
     assert np.mean(real) == pytest.approx(0.0, abs=1e-9)
     assert np.std(real) == pytest.approx(1.0, rel=1e-6)
 
@@ -148,7 +150,7 @@ def test_whitened_rewards_keep_their_mean_and_have_variance_1(
     mean, spread = real.mean(), (real.var(unbiased=False) + 1e-8).sqrt()
     whitened = (rewards - mean) / spread + mean
     torch.testing.assert_close(
-        step.targets.returns[:, 0], sums(whitened, mask), rtol=1e-9, atol=1e-12
+        step.targets["returns"][:, 0], sums(whitened, mask), rtol=1e-9, atol=1e-12
     )
 
 
@@ -157,7 +159,7 @@ def test_explained_variance_is_that_of_the_values_at_sampling_time(
 ) -> None:
     step = one_step(project, monkeypatch)
     mask = step.rollout.mask
-    returns, values = step.targets.returns[mask].numpy(), step.rollout.values_old[mask].numpy()
+    returns, values = step.targets["returns"][mask].numpy(), step.rollout.values_old[mask].numpy()
     expected = 1 - np.var(returns - values) / np.var(returns)
     assert rows("runs/ppo", "train")[0]["value/explained_variance"] == pytest.approx(
         expected, rel=1e-6
@@ -184,9 +186,9 @@ def test_the_first_losses_are_averages_of_the_configured_kind(
     assert len(set(lengths.tolist())) > 1
     # At ratio 1 and before the critic moved, nothing is clipped.
     assert step.figures["loss/policy"] == pytest.approx(
-        averaged(-step.targets.advantages), rel=1e-9
+        averaged(-step.targets["advantages"]), rel=1e-9
     )
-    squares = 0.5 * (step.rollout.values_old - step.targets.returns) ** 2
+    squares = 0.5 * (step.rollout.values_old - step.targets["returns"]) ** 2
     assert step.figures["loss/value"] == pytest.approx(averaged(squares), rel=1e-9)
 
 

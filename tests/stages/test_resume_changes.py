@@ -192,7 +192,7 @@ def test_a_cut_iteration_is_closed_after_a_kill(
 
     config = full(project, "ppo", "runs/parts", **changes)
     with monkeypatch.context() as patch:
-        patch.setattr(ppo.Loop, "publish", killed)
+        patch.setattr(ppo, "publish", killed)
         with pytest.raises(KeyboardInterrupt):
             ppo.run(config, QUIET)
     assert (checkpoints("runs/parts")[-1] / "rollout.safetensors").is_file()

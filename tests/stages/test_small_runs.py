@@ -96,10 +96,10 @@ def test_the_score_lands_on_a_real_token_and_an_empty_answer_gets_none(position:
     config = of_ppo(ppo=ppo_section, score={"position": position})
     found = estimate(short_answers(), config, kl_coef=0.1)
     # γ = λ = 1: the return of the first token is the sum of all rewards, R − β·Σ kl.
-    totals = found.targets.returns[:, 0].tolist()
+    totals = found.targets["returns"][:, 0].tolist()
     assert totals == pytest.approx([0.0, 1.0 - 0.05, 2.0 - 0.05, 3.0 - 0.15])
-    assert float(found.targets.returns[0].abs().sum()) == 0.0
-    assert float(found.targets.advantages[0].abs().sum()) == 0.0
+    assert float(found.targets["returns"][0].abs().sum()) == 0.0
+    assert float(found.targets["advantages"][0].abs().sum()) == 0.0
     assert found.kl == pytest.approx(0.5 * 5 / 4)
     short = short_answers()
     shaped = shape_rewards(
@@ -112,8 +112,8 @@ def test_the_score_lands_on_a_real_token_and_an_empty_answer_gets_none(position:
 def test_empty_and_end_token_only_answers_give_finite_numbers_and_their_share(whiten: bool) -> None:
     config = of_ppo(ppo={"whiten_rewards": whiten, "whiten_advantages": whiten})
     found = estimate(short_answers(), config, kl_coef=0.1)
-    assert bool(torch.isfinite(found.targets.advantages).all())
-    assert bool(torch.isfinite(found.targets.returns).all())
+    assert bool(torch.isfinite(found.targets["advantages"]).all())
+    assert bool(torch.isfinite(found.targets["returns"]).all())
     assert all(math.isfinite(value) for value in found.metrics.values())
     expected = {"empty": 0.5, "ended": 0.5, "cut": 0.5, "response_length_mean": 1.25}
     expected |= {"response_length_min": 0.0, "response_length_max": 3.0}

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import stages.ppo
+import stages.iterations
 from stages import actors
-from stages.advantage import Targets
-from stages.rollout import Readers, Rollout
+from stages.rollout import Readers, Rollout, Targets
 from stages.update import Update
 
 
@@ -70,7 +69,7 @@ def watch_models(monkeypatch: pytest.MonkeyPatch) -> list[Models]:
 
 def in_rollout_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Minibatches take the answers in the order of the rollout, so that both plan alike."""
-    monkeypatch.setattr(stages.ppo, "shuffled", lambda n, *key: np.arange(n))
+    monkeypatch.setattr(stages.iterations, "shuffled", lambda n, *key: np.arange(n))
 
 
 def sums(values: Tensor, mask: Tensor) -> Tensor:

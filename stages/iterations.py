@@ -1,0 +1,344 @@
+"""The loop of the stages that learn from their own answers: rollout, targets, minibatches, again.
+
+What a method makes of a rollout, and what a minibatch does, it brings itself; sampling, evaluation,
+log, guards, checkpoints and the KL controller are the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from stages import diagnosis
+from stages.config import OnlineConfig
+from stages.config.episodes import Kl
+from stages.data import store
+from stages.data.plan import shuffled, stream
+from stages.data.records import to_json
+from stages.errors import TrainingError
+from stages.functional.control import next_kl_coef
+from stages.functional.divergence import kl_estimate
+from stages.functional.masking import masked, masked_sum
+from stages.models.generate import Sampling
+from stages.rollout import Collected, Key, Readers, Rollout, Targets, collect, from_tensors
+from stages.runtime import metrics, start
+from stages.runtime.loop import Plan, minibatches, modes_kept, require_finite
+from stages.runtime.optim import Trainee
+from stages.runtime.session import Metrics, Session, precision_of
+
+
+class Estimated(NamedTuple):
+    """The targets, the mean KL(π_old‖π_ref) in nats per answer, and the iteration's metrics."""
+
+    targets: Targets
+    kl: float
+    metrics: dict[str, float]
+
+
+class Method(Protocol):
+    """What a stage brings to the loop.
+
+    Attributes:
+        trainees: what is trained, by its name in a checkpoint.
+        may_stop_early: whether ``step`` may refuse.
+    """
+
+    trainees: Mapping[str, Trainee]
+    may_stop_early: bool
+
+    def estimate(self, rollout: Rollout, kl_coef: float) -> Estimated:
+        """What the minibatches of a rollout aim at."""
+
+    def step(self, rollout: Rollout, targets: Targets, rows: Sequence[int]) -> Metrics | None:
+        """An optimiser step on some rows of a rollout; None ends the iteration without it."""
+
+
+@dataclass
+class Loop:
+    """The iterations of a run; what must survive a stop is in the session's progress.
+
+    ``cut``: whether ``train.max_steps`` ended the iteration before its last minibatch.
+    """
+
+    session: Session
+    config: OnlineConfig
+    text: start.Text
+    prompts: store.Splits
+    readers: Readers
+    method: Method
+    plan: Plan
+    rollout: Rollout | None = None
+    targets: Targets = field(default_factory=dict)
+    cut: bool = False
+
+    def restore(self) -> None:
+        """Continue where the newest checkpoint was written, within an iteration too."""
+        extra = self.session.restore(**self.method.trainees)
+        state, kl = self.session.progress.stage, self.config.kl
+        state.setdefault("kl_coef", kl.coef if isinstance(kl, Kl) else 0.0)
+        state.setdefault("minibatch", 0)
+        if "rollout" in extra:
+            self.rollout, self.targets = from_tensors(extra["rollout"])
+        known = len(self.prompts.train)
+        self.session.tell_length(lambda asked: Plan.of(asked, known).total_steps)
+
+    def run(self) -> None:
+        """Iterate to the end."""
+        with self.session.guarded(self._in_progress):
+            self._iterate()
+        if not self.cut:
+            self.session.save()
+        self.session.reporter.end()
+
+    def _iterate(self) -> None:
+        """Rollouts, steps, log, evaluations and checkpoints."""
+        session, progress, config = self.session, self.session.progress, self.config
+        total = self.plan.iterations
+        session.reporter.begin(
+            config.stage, total=total, unit="iterations", done=progress.iteration
+        )
+        if session.resume_from is None:
+            self.evaluate()
+        while not self.finished or self.rollout is not None:
+            if self.rollout is None:
+                self.rollout, self.targets = self.collect()
+            self.improve(self.rollout, self.targets)
+            if self.cut:  # more steps, asked for later, go on inside the iteration
+                session.save(self._in_progress())
+            self.close_iteration()
+            done = self.finished
+            logged = None
+            if progress.iteration % config.log.every == 0 or done:
+                row = progress.window.take()
+                logged = session.log("train", row, iteration=progress.iteration)
+                self.diagnose(logged)
+            session.reporter.advance(progress.iteration, logged)
+            evaluated = progress.iteration % config.evaluate.every == 0 or done
+            if evaluated or progress.iteration == 1:
+                self.show_samples()
+            self.rollout = None
+            if evaluated:
+                self.evaluate()
+            if progress.iteration % config.checkpoint.every == 0 and not done:
+                session.save()
+            if not done:
+                session.stop_if_asked()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all iterations, or all steps, are done."""
+        progress = self.session.progress
+        if self.plan.iterations is None:
+            return progress.step >= self.plan.total_steps
+        return progress.iteration >= self.plan.iterations
+
+    def collect(self) -> tuple[Rollout, Targets]:
+        """Sample the iteration's answers and find what the minibatches aim at."""
+        progress, seed, each = self.session.progress, self.config.seed, self.config.per_prompt
+        asked = self.config.rollout.batch_size // each
+        first = progress.iteration * asked
+        chosen = stream(len(self.prompts.train), seed, first, asked)
+        items = [self.prompts.train[int(n)] for n in chosen]
+        keys = [(first + n, sample) for n in range(asked) for sample in range(each)]
+        rows = [item.ids for item in items for _ in range(each)]
+        collected = self._collect(rows, keys, self.readers)
+        require_scores(collected.rollout, f"iteration {progress.iteration + 1}")
+        estimated = self.method.estimate(collected.rollout, progress.stage["kl_coef"])
+        self.guard_kl(estimated.kl)
+        progress.stage["kl"] = estimated.kl
+        progress.window.add(estimated.metrics)
+        progress.window.add(
+            {
+                "time/rollout": collected.sampling_seconds,
+                "time/score": collected.reading_seconds,
+            }
+        )
+        return collected.rollout, estimated.targets
+
+    def improve(self, rollout: Rollout, targets: Targets) -> None:
+        """Epochs of minibatches on the rollout, each an optimiser step."""
+        progress, config = self.session.progress, self.config
+        state, per_epoch = progress.stage, minibatches(config)
+        while state["minibatch"] < config.epochs * per_epoch and not self._out_of_steps:
+            started = time.perf_counter()
+            rows = self._minibatch(*divmod(state["minibatch"], per_epoch))
+            figures = self.method.step(rollout, targets, rows)
+            if figures is None:
+                state["stopped_early"] = 1.0
+                break
+            if state["minibatch"] == 0:
+                figures["policy/ratio_first"] = figures["policy/ratio"]
+                figures["policy/shift_first"] = math.sqrt(2 * figures["policy/approx_kl_k2"])
+            progress.window.add(figures)
+            progress.step += 1
+            state["minibatch"] += 1
+            seconds = time.perf_counter() - started
+            state["train_seconds"] = state.get("train_seconds", 0.0) + seconds
+            progress.train_seconds += seconds
+            if not self._out_of_steps:
+                self.session.stop_if_asked(self._in_progress())
+        whole = state["minibatch"] == config.epochs * per_epoch
+        self.cut = not whole and "stopped_early" not in state
+
+    def close_iteration(self) -> None:
+        """Count the iteration and move the KL coefficient for the next rollout."""
+        progress, kl = self.session.progress, self.config.kl
+        state, episodes = progress.stage, self.config.rollout.batch_size
+        if isinstance(kl, Kl) and kl.controller == "adaptive":
+            gain = episodes / kl.horizon if kl.gain is None else kl.gain
+            state["kl_coef"] = next_kl_coef(
+                state["kl_coef"], state["kl"], target=kl.target, gain=gain
+            )
+        progress.window.add({"time/train": state.pop("train_seconds", 0.0)})
+        if self.method.may_stop_early:
+            progress.window.add({"policy/stopped_early": state.pop("stopped_early", 0.0)})
+        progress.iteration += 1
+        progress.records += episodes
+        state["minibatch"] = 0
+
+    def evaluate(self) -> None:
+        """Sample answers to the held-out prompts: score, KL and length, at fixed noise."""
+        held_out = self.prompts.eval
+        if held_out is None:
+            return
+        readers = Readers(self.readers.policy, self.readers.reference, self.readers.reward, None)
+        size, sums = self.config.rollout.batch_size, np.zeros(3)
+        for first in range(0, len(held_out), size):
+            places = range(first, min(first + size, len(held_out)))
+            keys = [(-1 - n, 0) for n in places]
+            with modes_kept(readers.policy, readers.reference, readers.reward):
+                rollout = self._collect([held_out[n].ids for n in places], keys, readers).rollout
+            kl = kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1")
+            sums += [rollout.scores.sum(), masked_sum(kl, rollout.mask), rollout.mask.sum()]
+        score, kl_mean, length = sums / len(held_out)
+        figures = {"eval/score": score, "eval/kl": kl_mean, "eval/response_length_mean": length}
+        iteration = self.session.progress.iteration
+        for name, value in figures.items():
+            require_finite(float(value), what=f"iteration {iteration}, {name}")
+        row = self.session.log("eval", figures, iteration=iteration)
+        self.session.reporter.advance(iteration, row)
+
+    def show_samples(self) -> None:
+        """The first answers of the rollout with their scores: a table, and samples.jsonl."""
+        count, rollout, progress = self.config.log.samples, self.rollout, self.session.progress
+        assert rollout is not None
+        if count == 0 or not self.session.world.main:
+            return
+        asked = self.config.rollout.batch_size // self.config.per_prompt
+        first = (progress.iteration - 1) * asked
+        chosen = stream(len(self.prompts.train), self.config.seed, first, asked)
+        kl = masked(
+            kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1"), rollout.mask
+        ).sum(dim=1)
+        samples = [
+            {
+                "step": progress.step,
+                "iteration": progress.iteration,
+                "prompt": to_json(
+                    self.prompts.train[int(chosen[n // self.config.per_prompt])].prompt
+                ),
+                "response": self.text.codec.decode(rollout.answers[n]),
+                "response_ids": rollout.answers[n].tolist(),
+                "ended": bool(rollout.ended[n]),
+                "score": float(rollout.scores[n]),
+                "kl": float(kl[n]),
+            }
+            for n in range(min(count, len(rollout)))
+        ]
+        for sample in samples:
+            metrics.append(self.session.folder / "samples.jsonl", sample)
+        rows = [_sample_row(sample) for sample in samples]
+        title = f"answers of iteration {progress.iteration}"
+        self.session.reporter.table(title, ("prompt", "answer", "score", "kl"), rows)
+
+    def diagnose(self, row: dict[str, float]) -> None:
+        """Warn of what a logged row, and those before it, show to go wrong."""
+        progress = self.session.progress
+        warnings, progress.stage["diagnosis"] = diagnosis.diagnose(
+            row,
+            progress.stage.get("diagnosis", {}),
+            self.config,
+            precision=precision_of(self.session.arithmetic),
+            iteration=progress.iteration,
+        )
+        for text in warnings:
+            self.session.reporter.warn(text)
+
+    def guard_kl(self, kl: float) -> None:
+        """Stop where the policy has left the reference too far behind.
+
+        Raises:
+            TrainingError: the KL is above ``kl.stop_above``.
+        """
+        limit = self.config.kl.stop_above
+        if limit is not None and kl > limit:
+            raise TrainingError(
+                f"iteration {self.session.progress.iteration + 1}: the KL to the reference is "
+                f"{kl:.3g} nats per answer, above kl.stop_above {limit:g}",
+                do="raise kl.coef or lower train.learning_rate; the state before is saved",
+            )
+
+    def _collect(
+        self, prompts: Sequence[np.ndarray], keys: Sequence[Key], readers: Readers
+    ) -> Collected:
+        options = self.config.rollout
+        sampling = Sampling(
+            max_new_tokens=options.max_new_tokens,
+            stop_ids=self.text.codec.stop_ids,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+        )
+        return collect(
+            readers,
+            prompts,
+            keys,
+            sampling,
+            seed=self.config.seed,
+            budget=self.config.train.tokens_per_micro_batch,
+            after_last=self.config.score.position == "after_last",
+            world=self.session.world,
+        )
+
+    def _minibatch(self, epoch: int, position: int) -> list[int]:
+        """Rows of the rollout: all answers to a prompt that belong together, or none of them."""
+        size, together = self.config.rollout.batch_size, self.config.together
+        key = ("minibatches", self.session.progress.iteration, epoch)
+        order = shuffled(size // together, self.config.seed, *key)
+        count = max(1, min(self.config.train.batch_size, size) // together)
+        chosen = order[position * count : (position + 1) * count].tolist()
+        return [n * together + i for n in chosen for i in range(together)]
+
+    def _in_progress(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The current rollout for a checkpoint written inside an iteration."""
+        if self.rollout is None:
+            return {}
+        targets = {name: tensor.clone() for name, tensor in self.targets.items()}
+        return {"rollout": self.rollout.to_tensors() | targets}  # no two share their memory
+
+    @property
+    def _out_of_steps(self) -> bool:
+        limit = self.config.train.max_steps
+        return limit is not None and self.session.progress.step >= limit
+
+
+def require_scores(rollout: Rollout, what: str) -> None:
+    """A guard: no broken score reaches the advantages.
+
+    Raises:
+        TrainingError: a score is not finite.
+    """
+    for value in rollout.scores.tolist():
+        require_finite(value, what=f"{what}, score")
+
+
+def _sample_row(sample: dict[str, Any]) -> list[str]:
+    prompt = sample["prompt"]
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return [text, sample["response"], f"{sample['score']:.3f}", f"{sample['kl']:.3f}"]
