@@ -1,9 +1,9 @@
-"""The four models of PPO; whether they fit together is judged in ``inputs``."""
+"""The models that write and read answers; whether they fit together is judged in ``inputs``."""
 
 from __future__ import annotations
 
 from stages import inputs
-from stages.config import PpoConfig
+from stages.config import OnlineConfig, PpoConfig
 from stages.models import lora
 from stages.models.load import Loading, load_policy, load_reward, with_fresh_head
 from stages.models.network import Network, without_dropout
@@ -12,16 +12,18 @@ from stages.runtime import start
 from stages.runtime.session import Session
 
 
-def load(session: Session, config: PpoConfig, text: start.Text) -> Readers:
-    """The policy, its frozen reference, the frozen reward model, and the critic.
+def load(session: Session, config: OnlineConfig, text: start.Text) -> Readers:
+    """The policy, its frozen reference, the frozen reward model, and in ppo the critic.
 
     With adapters, what a trained network starts from is that network with its adapters off: ppo
     then holds two models, not four.
     """
     loading, reporter = start.loading_of(session), session.reporter
-    policy = without_dropout(load_policy(config.model, loading))
-    critic = without_dropout(_load_critic(config, loading))
-    for name, network in (("policy", policy), ("critic", critic)):
+    policy, critic = without_dropout(load_policy(config.model, loading)), None
+    trained = {"policy": policy}
+    if isinstance(config, PpoConfig):
+        critic = trained["critic"] = without_dropout(_load_critic(config, loading))
+    for name, network in trained.items():
         start.adopt(network, text)
         start.adapt(session, network, name)
     if inputs.reference_shares(config):
@@ -30,7 +32,7 @@ def load(session: Session, config: PpoConfig, text: start.Text) -> Readers:
         reference = load_policy(config.reference or config.model, loading)
         start.adopt(reference, text)  # new rows are drawn in the format of the policy's
         reference.freeze()
-    if inputs.reward_shares(config):
+    if critic is not None and inputs.reward_shares(config):
         reward = lora.without(critic, "reward")
     else:
         reward = load_reward(config.reward.path, loading).freeze()
@@ -40,14 +42,14 @@ def load(session: Session, config: PpoConfig, text: start.Text) -> Readers:
     return Readers(policy, reference, reward, critic)
 
 
-def parents(config: PpoConfig) -> list[dict[str, str]]:
+def parents(config: OnlineConfig) -> list[dict[str, str]]:
     """The models that the run is made from."""
     found = [
         start.parent("policy", config.model),
         start.parent("reference", config.reference or config.model),
         start.parent("reward", config.reward.path),
     ]
-    if config.critic.init not in ("reward", "policy"):
+    if isinstance(config, PpoConfig) and config.critic.init not in ("reward", "policy"):
         found.append(start.parent("critic", inputs.critic_source(config)))
     return found
 

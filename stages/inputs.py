@@ -129,8 +129,10 @@ def reference_shares(config: OnlineConfig) -> bool:
     return config.lora is not None and _place(reference) == _place(config.model)
 
 
-def reward_shares(config: PpoConfig) -> bool:
+def reward_shares(config: OnlineConfig) -> bool:
     """Whether the reward model is the critic with its adapters, and its new head, off."""
+    if not isinstance(config, PpoConfig):
+        return False
     return config.lora is not None and config.critic.init == "reward"
 
 
@@ -234,10 +236,8 @@ def _of_online(config: OnlineConfig) -> list[Model]:
         _policy("policy", config.model, config, trained=True),
         replace(reference, shares="policy" if reference_shares(config) else None),
     ]
-    if not isinstance(config, PpoConfig):
-        return [*found, judge]
-    shares = "critic" if reward_shares(config) else None
-    return [*found, replace(judge, shares=shares), _critic(config)]
+    found.append(replace(judge, shares="critic" if reward_shares(config) else None))
+    return [*found, _critic(config)] if isinstance(config, PpoConfig) else found
 
 
 def _critic(config: PpoConfig) -> Model:
