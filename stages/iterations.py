@@ -302,7 +302,7 @@ class Loop:
             sampling,
             seed=self.config.seed,
             budget=self.config.train.tokens_per_micro_batch,
-            after_last=self.config.score.position == "after_last",
+            after_last=self.config.after_last,
             world=self.session.world,
         )
 

@@ -155,7 +155,7 @@ class Update:
         self, rollout: Rollout, targets: Targets, minibatch: Sequence[Row]
     ) -> Metrics:
         """Gradient of the clipped value loss."""
-        clip, after_last = self.config.ppo.value_clip_range, self._after_last
+        clip, after_last = self.config.ppo.value_clip_range, self.config.after_last
         mask = targets["value_mask"][[row.index for row in minibatch]]
         denominator = self._denominator(mask)
         tokens = float(mask.sum())
@@ -238,10 +238,6 @@ class Update:
     @property
     def _device(self) -> torch.device:
         return self.policy.network.device
-
-    @property
-    def _after_last(self) -> bool:
-        return self.config.score.position == "after_last"
 
 
 def _per_token(sums: NamedTuple, tokens: float) -> dict[str, Tensor]:

@@ -221,6 +221,11 @@ class OnlineConfig(StageConfig):
         """Answers to a prompt that a loss compares, so that no minibatch parts them."""
         return 1
 
+    @property
+    def after_last(self) -> bool:
+        """Whether the score lands behind the last token of an answer."""
+        return False
+
     @model_validator(mode="after")
     def _first_ratio_is_one(self) -> OnlineConfig:
         if self.lora is not None and self.lora.dropout > 0:

@@ -138,3 +138,8 @@ class PpoConfig(OnlineConfig):
     def epochs(self) -> int:
         """Passes over each rollout."""
         return self.ppo.epochs
+
+    @property
+    def after_last(self) -> bool:
+        """Whether the score lands behind the last token of an answer."""
+        return self.score.position == "after_last"
