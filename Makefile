@@ -11,7 +11,7 @@ SMOLLM2 := $(VENV)/.smollm2
 PLOT := $(VENV)/.bench
 RUN := RLHF="$(CURDIR)/$(BIN)/rlhf" PYTHON="$(CURDIR)/$(BIN)/python" HF_HUB_OFFLINE=1
 
-.PHONY: demo demo-seeds test check format real bench bench-quick bench-data bench-memory bench-growth torture clean
+.PHONY: demo demo-seeds test check format real bench bench-quick bench-data bench-memory bench-growth compare compare-quick torture clean
 
 demo: $(READY)  ## the three stages on the embedded task, in demo/
 	[ -e demo/run.sh ] || "$(BIN)/rlhf" init demo
@@ -52,6 +52,12 @@ bench-memory: $(READY)  ## the memory that is foretold beside what runs take; so
 
 bench-growth: $(PLOT)  ## how time and memory grow
 	"$(BIN)/python" -m benchmarks.growth
+
+compare: $(PLOT)  ## every method on the embedded task, three seeds; about an hour
+	"$(BIN)/python" -m benchmarks.compare
+
+compare-quick: $(READY)  ## the same with one seed and a third of the steps; stores nothing
+	"$(BIN)/python" -m benchmarks.compare --quick --fresh
 
 $(READY): pyproject.toml constraints.txt
 	[ -x "$(BIN)/python" ] || $(PYTHON) -m venv $(VENV)

@@ -35,6 +35,7 @@ def values_of(job: Job) -> dict[str, Any]:
     }
     if work.stage == "ppo":
         train["total_episodes"] = work.batch * work.iterations
+        train["max_grad_norm"] = float(NEVER)  # the peer's trainer of PPO clips no gradient
         return values | _ppo(job)
     train["epochs"] = work.epochs
     data["max_response_tokens"] = 4096

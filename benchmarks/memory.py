@@ -217,7 +217,7 @@ def render(results: Mapping[str, Any]) -> str:
         f"{' and '.join(sorted({row['precision'] for row in rows}))}. What the imports hold "
         f"({min(r['imports'] for r in rows)}–{max(r['imports'] for r in rows)} MiB) is left out."
     )
-    return f"{about}\n\n{table._table(HEAD, [_cells(row) for row in rows])}"
+    return f"{about}\n\n{table.markdown(HEAD, [_cells(row) for row in rows])}"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -69,7 +69,7 @@ def row_of(work: str, precision: str, rounds: Sequence[Round], wanted: int) -> R
 def render(results: Mapping[str, Any]) -> str:
     """The markdown of a run of ``make bench``."""
     parts = ["\n".join(_about(results))]
-    parts.append(_table(HEAD, [_cells(row) for row in results["rows"]]))
+    parts.append(markdown(HEAD, [_cells(row) for row in results["rows"]]))
     if start := results.get("start"):
         parts.append(
             f"The imports alone (`import torch, transformers` and the model's class) take "
@@ -79,7 +79,7 @@ def render(results: Mapping[str, Any]) -> str:
     if learning := results.get("learning"):
         parts.append("What both sides learned from the same records, judged by the same code:")
         rows = [_learning_cells(row) for row in learning]
-        parts.append(_table(("", "before", "peer", "rlhf"), rows))
+        parts.append(markdown(("", "before", "peer", "rlhf"), rows))
     if failed := results.get("failed"):
         parts.append(f"Failed, and therefore not shown: {', '.join(failed)}.")
     return "\n\n".join(parts)
@@ -157,10 +157,11 @@ def render_growth(growth: Mapping[str, Any]) -> str:
         ]
         for point in growth["points"]
     ]
-    return f"{about}\n\n{_table(GROWTH_HEAD, rows)}"
+    return f"{about}\n\n{markdown(GROWTH_HEAD, rows)}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
