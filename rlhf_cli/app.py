@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from rlhf_cli import failure
-from rlhf_cli.commands import check, init, ppo, preference, sample, sft, train_rm
+from rlhf_cli.commands import check, init, online, ppo, preference, sample, sft, train_rm
 from rlhf_cli.commands import config as config_command
 from rlhf_cli.commands import data as data_command
 
@@ -17,7 +17,7 @@ from rlhf_cli.commands import data as data_command
 # of a second of every start.
 app = typer.Typer(
     name="rlhf",
-    help="The InstructGPT pipeline at the command line: sft, train-rm, ppo; and dpo and its kin.",
+    help="The InstructGPT pipeline at the command line, and the methods after it: dpo to grpo.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=False,
@@ -26,7 +26,7 @@ app.command("init")(init.init)
 app.command("sft")(sft.command)
 app.command("train-rm")(train_rm.command)
 app.command("ppo")(ppo.command)
-for _word, _command in preference.commands.items():
+for _word, _command in {**preference.commands, **online.commands}.items():
     app.command(_word)(_command)
 app.command("sample")(sample.sample)
 app.command("check")(check.check)

@@ -13,7 +13,8 @@ from stages.config.base import Path, dotted, leaves
 from stages.config.problems import Problem
 from stages.errors import ConfigError
 
-COMMANDS = {word: word for word in STAGES} | {"reward_model": "train-rm"}
+COMMANDS = {word: word for word in STAGES}
+COMMANDS |= {"reward_model": "train-rm", "online_dpo": "online-dpo"}
 _TOP = Mark(1, 1)
 _LAST = Mark(sys.maxsize, 0)  # where overrides stand among findings: behind those of the file
 
@@ -86,7 +87,7 @@ def _is_stage(word: object) -> bool:
 def _refuse_other_stage(source: _Source, stage: str | None) -> None:
     given = source.values.get("stage")
     if stage and isinstance(given, str) and given in STAGES and given != stage:
-        article = "an" if given in ("sft", "odpo", "orpo") else "a"
+        article = "an" if given in ("sft", "odpo", "orpo", "online_dpo") else "a"
         raise ConfigError(
             f"this is {article} {given} config; run rlhf {COMMANDS[given]} {source.name}",
             where=_placed(Problem(("stage",), "", "value"), source).where,

@@ -23,6 +23,15 @@ _LABELLED = {
     "preference": f"{_PREFERENCES['preference']} kl",
     "eval": "accuracy margin kl loss",
 }
+_SAMPLED = {
+    "objective": "score score_std reward kl",
+    "policy": "ratio ratio_first shift_first approx_kl_k1 approx_kl_k2 approx_kl_k3 entropy",
+    "rollout": "response_length_mean response_length_min response_length_max ended cut empty",
+    "optim": "lr grad_norm",
+    "time": "rollout score train",
+    "eval": "score kl response_length_mean",
+}
+_REWARDED = {**_SAMPLED, "loss": "policy"}
 METRICS: Mapping[str, Mapping[str, str]] = {
     "sft": {
         "loss": "sft",
@@ -38,20 +47,28 @@ METRICS: Mapping[str, Mapping[str, str]] = {
         "time": "train tokens_per_second",
     },
     "ppo": {
+        **_SAMPLED,
         "loss": "policy value ptx",
-        "objective": "score score_std reward kl kl_coef",
-        "policy": (
-            "ratio ratio_first shift_first clip_fraction approx_kl_k1 approx_kl_k2 "
-            "approx_kl_k3 entropy stopped_early"
-        ),
+        "objective": f"{_SAMPLED['objective']} kl_coef",
+        "policy": f"{_SAMPLED['policy']} clip_fraction stopped_early",
         "value": "explained_variance mean clip_fraction",
-        "rollout": "response_length_mean response_length_min response_length_max ended cut empty",
         "optim": "grad_norm_policy grad_norm_critic grad_norm_ptx lr",
-        "time": "rollout score train",
-        "eval": "score kl response_length_mean",
     },
     **dict.fromkeys(("dpo", "odpo", "orpo", "simpo"), _PREFERENCES),
     "kto": _LABELLED,
+    "grpo": {
+        **_REWARDED,
+        "objective": f"{_SAMPLED['objective']} frac_zero_std",
+        "policy": f"{_SAMPLED['policy']} clip_fraction reference_kl",
+    },
+    "rloo": {**_REWARDED, "objective": f"{_SAMPLED['objective']} kl_coef frac_zero_std"},
+    "reinforce": {**_REWARDED, "objective": f"{_SAMPLED['objective']} kl_coef baseline"},
+    "online_dpo": {
+        **_SAMPLED,
+        "loss": "preference",
+        "preference": _PREFERENCES["preference"],
+        "objective": f"{_SAMPLED['objective']} frac_zero_std",
+    },
 }
 """The metrics of each stage by their groups, as in docs/metrics.md."""
 

@@ -9,6 +9,7 @@ from stages.models.load import Loading, load_policy, load_reward, with_fresh_hea
 from stages.models.network import Network, without_dropout
 from stages.rollout import Readers
 from stages.runtime import start
+from stages.runtime.optim import Trainee
 from stages.runtime.session import Session
 
 
@@ -52,6 +53,20 @@ def parents(config: OnlineConfig) -> list[dict[str, str]]:
     if isinstance(config, PpoConfig) and config.critic.init not in ("reward", "policy"):
         found.append(start.parent("critic", inputs.critic_source(config)))
     return found
+
+
+def publish_policy(
+    session: Session, config: OnlineConfig, text: start.Text, policy: Trainee
+) -> None:
+    """Write the policy and, where it is kept, the averaged policy as model folders."""
+    identity = start.identity_of(session, text, "policy")
+    given = {"base": config.model}
+    start.publish(session, text, policy.network, "model", identity, **given)
+    if policy.average is not None:
+        average = policy.average
+        start.publish(
+            session, text, policy.network, "model_ema", identity, **given, weights=average
+        )
 
 
 def _load_critic(config: PpoConfig, loading: Loading) -> Network:

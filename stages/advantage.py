@@ -8,12 +8,12 @@ The rollout of all processes is here as a whole, so whitening sees every token o
 from __future__ import annotations
 
 from stages.config import PpoConfig
-from stages.functional.divergence import kl_estimate
 from stages.functional.masking import masked, masked_mean, masked_sum, whiten
 from stages.functional.returns import after_last_mask, gae, process_scores, shape_rewards
 from stages.functional.value import explained_variance
-from stages.iterations import Estimated
 from stages.rollout import Rollout
+from stages.rollout_method import Estimated
+from stages.sampled import answer_figures
 
 
 def estimate(rollout: Rollout, config: PpoConfig, *, kl_coef: float) -> Estimated:
@@ -55,35 +55,14 @@ def estimate(rollout: Rollout, config: PpoConfig, *, kl_coef: float) -> Estimate
     advantages = masked(advantages, mask)
     if config.ppo.whiten_advantages:
         advantages = whiten(advantages, mask).values
-    kl = kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1")
-    kl_mean = float(masked_sum(kl, mask)) / len(rollout)
-    values = {
-        "objective/kl": kl_mean,
+    figures = answer_figures(rollout)
+    figures |= {
         "objective/kl_coef": kl_coef,
-        "objective/score": float(rollout.scores.mean()),
-        "objective/score_std": float(rollout.scores.double().std(correction=0)),
         "objective/reward": float(masked_sum(shaped.rewards, value_mask)) / len(rollout),
         "value/explained_variance": float(
             explained_variance(rollout.values_old, returns, value_mask)
         ),
         "value/mean": float(masked_mean(rollout.values_old, value_mask)),
-        **answer_metrics(rollout),
     }
     targets = {"advantages": advantages, "returns": returns, "value_mask": value_mask}
-    return Estimated(targets, kl_mean, values)
-
-
-def answer_metrics(rollout: Rollout) -> dict[str, float]:
-    """Lengths in tokens, and the shares that ended by themselves, were cut off, or are empty.
-
-    An answer is empty where its end token is all there is.
-    """
-    lengths = rollout.mask.sum(dim=1).double()
-    return {
-        "rollout/response_length_mean": float(lengths.mean()),
-        "rollout/response_length_min": float(lengths.min()),
-        "rollout/response_length_max": float(lengths.max()),
-        "rollout/ended": float(rollout.ended.double().mean()),
-        "rollout/cut": float((~rollout.ended).double().mean()),
-        "rollout/empty": float((lengths <= rollout.ended.double()).double().mean()),
-    }
+    return Estimated(targets, figures["objective/kl"], figures, {})

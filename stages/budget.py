@@ -170,7 +170,8 @@ def disk(known: Known) -> Report:
     saved = 2 if config.checkpoint.dtype == "bfloat16" else size
     learners = [known.shapes[m.role] for m in known.learners]
     averaged = learners[:1] if config.train.ema_decay is not None else []
-    last = known.inputs.records.eval is not None and len(learners) == 1
+    # What learns from its own answers publishes its last model alone.
+    last = known.inputs.records.eval is not None and not isinstance(config, OnlineConfig)
     folders = learners + averaged + (learners if last else [])
     models = (sum(s.parameters for s in folders) + sum(s.added for s in learners)) * saved
     numbers = (1 + estimate.ADAM) * sum(s.trainable for s in learners)

@@ -164,10 +164,10 @@ def _warnings(report: Report) -> Iterator[str]:
             "for --resume or --overwrite"
         )
     batches, memory = report["batches"], report["memory"]
-    if "prompts" in batches and batches["prompts"] < batches["episodes_per_iteration"]:
+    if batches.get("times_each_prompt_in_an_iteration", 0) > 1:
         yield (
-            f"fewer prompts ({batches['prompts']}) than rollout.batch_size "
-            f"({batches['episodes_per_iteration']}): they repeat with other seeds"
+            f"fewer prompts ({batches['prompts']}) than a rollout asks (rollout.batch_size "
+            f"{batches['episodes_per_iteration']}): they repeat with other seeds"
         )
     cut = batches.get("first_batch") or batches["first_minibatch_at_most"]
     if cut["records_over_the_budget"]:

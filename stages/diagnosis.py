@@ -6,6 +6,7 @@ last spoke, is a plain mapping, so that it outlives a stop in the checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,19 +53,42 @@ class Rule:
         name: for the documentation and the memory of what was said.
         when: what is seen, with its threshold.
         cause: what is most likely behind it.
-        change: the keys to change.
+        changes: what to change, each way with its key.
         seen: what to say of a case, None where all is well.
     """
 
     name: str
     when: str
     cause: str
-    change: str
+    changes: tuple[str, ...]
     seen: Callable[[Case], str | None]
 
-    def told(self, seen: str) -> str:
-        """The whole warning."""
-        return f"{seen}; likely cause: {self.cause}; {self.change}".replace("`", "")
+    @property
+    def change(self) -> str:
+        """All that may be changed, in words."""
+        return _either(self.changes)
+
+    def told(self, seen: str, config: OnlineConfig) -> str:
+        """The whole warning: of the ways to change it, those whose keys the stage has."""
+        held = [text.replace("`kl.coef`", f"`{config.leash}`") for text in self.changes]
+        ways = _either([text for text in held if _has_keys(config, text)])
+        return f"{seen}; likely cause: {self.cause}; {ways}".replace("`", "")
+
+
+def _either(ways: Sequence[str]) -> str:
+    *others, last = ways
+    return f"{', '.join(others)}, or {last}" if others else last
+
+
+def _has_keys(config: OnlineConfig, text: str) -> bool:
+    """Whether a stage has every key, in backticks with a dot, that a text names."""
+    for key in re.findall(r"`([a-z_]+\.[a-z_.]+)`", text):
+        section: Any = config
+        for name in key.split("."):
+            if not hasattr(section, name):
+                return False
+            section = getattr(section, name)
+    return True
 
 
 def diagnose(
@@ -91,7 +115,7 @@ def diagnose(
         seen = rule.seen(Case(row, first, recent, config, precision))
         if seen is not None and iteration >= spoken.get(rule.name, -QUIET_FOR) + QUIET_FOR:
             spoken[rule.name] = iteration
-            warnings.append(rule.told(seen))
+            warnings.append(rule.told(seen, config))
     return warnings, {"first": first, "recent": recent, "spoken": spoken}
 
 
@@ -177,43 +201,48 @@ RULES = (
         "in bf16",
         "sampling and update see different policies: dropout or another source of chance in the "
         "model's own code, or kernels that round in their own way",
-        "set `train.precision`: fp32 and `device`: cpu for a trial to tell rounding from a mistake",
+        (
+            "set `train.precision`: fp32 and `device`: cpu for a trial to tell rounding from a "
+            "mistake",
+        ),
         _shift,
     ),
     Rule(
         "negative_kl",
         "`objective/kl` is below −0.1 in three rows running, or below −1 in one",
         "answers are drawn from a cut distribution, or too few of them to average over",
-        "set `rollout.top_p`: 1 and `rollout.top_k`: 0, or raise `rollout.batch_size`",
+        ("set `rollout.top_p`: 1 and `rollout.top_k`: 0", "raise `rollout.batch_size`"),
         _negative_kl,
     ),
     Rule(
         "kl_limit",
         "`objective/kl` is above `kl.warn_above`",
         "the policy leaves the reference faster than the penalty holds it",
-        "raise `kl.coef` or lower `train.learning_rate`",
+        ("raise `kl.coef`", "lower `train.learning_rate`"),
         _kl_limit,
     ),
     Rule(
         "entropy",
         "`policy/entropy` is below a fifth of that of the first three rows",
         "the policy repeats the few answers that score best",
-        "raise `kl.coef` or `ppo.ent_coef`, or lower `train.learning_rate`",
+        ("raise `kl.coef`", "raise `ppo.ent_coef`", "lower `train.learning_rate`"),
         _entropy,
     ),
     Rule(
         "cut",
         "`rollout/cut` is 0.95 or more",
         "the policy has not learned its end token, or has too little room for it",
-        "raise `rollout.max_new_tokens`, or set `score.missing_eos.subtract`",
+        ("raise `rollout.max_new_tokens`", "set `score.missing_eos.subtract`"),
         _cut,
     ),
     Rule(
         "equal_scores",
         "`objective/score_std` is 1e-6 or less over two answers or more",
         "the reward model tells no answers apart, or there is one answer left to tell",
-        "name a reward model with an `eval/accuracy` above 0.5 in `reward.path`, or raise "
-        "`kl.coef`",
+        (
+            "name a reward model with an `eval/accuracy` above 0.5 in `reward.path`",
+            "raise `kl.coef`",
+        ),
         _equal_scores,
     ),
     Rule(
@@ -221,7 +250,7 @@ RULES = (
         "`rollout/empty` is 0.2 or more",
         "answers begin with a stop token: the reward model likes that, or it is no end of an "
         "answer",
-        "look at `rollout.stop` and the demonstrations of sft, or raise `kl.coef`",
+        ("look at `rollout.stop` and the demonstrations of sft", "raise `kl.coef`"),
         _empty,
     ),
     Rule(
@@ -229,15 +258,18 @@ RULES = (
         "the last three rows have twice the `rollout/response_length_mean` of the first three, and "
         "a higher `objective/score`",
         "the reward model pays for length (Singhal et al. 2023, arXiv 2310.03716)",
-        "raise `kl.coef` or lower `rollout.max_new_tokens`; hold `eval/accuracy` of train-rm "
-        "against `eval/length_accuracy`",
+        (
+            "raise `kl.coef`",
+            "lower `rollout.max_new_tokens`",
+            "hold `eval/accuracy` of train-rm against `eval/length_accuracy`",
+        ),
         _length,
     ),
     Rule(
         "critic",
         "`value/explained_variance` is negative in five rows running",
         "the critic learns slower than the policy moves, or started from other scores",
-        "raise `critic.learning_rate`, or set `critic.init`: reward",
+        ("raise `critic.learning_rate`", "set `critic.init`: reward"),
         _critic,
     ),
 )

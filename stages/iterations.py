@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from stages import diagnosis
+from stages import diagnosis, sampled
 from stages.config import OnlineConfig
 from stages.config.episodes import Kl
 from stages.data import store
@@ -23,40 +23,19 @@ from stages.data.plan import shuffled, stream
 from stages.data.records import to_json
 from stages.errors import TrainingError
 from stages.functional.control import next_kl_coef
-from stages.functional.divergence import kl_estimate
-from stages.functional.masking import masked, masked_sum
 from stages.models.generate import Sampling
 from stages.rollout import Collected, Key, Readers, Rollout, Targets, collect, from_tensors
-from stages.runtime import metrics, start
-from stages.runtime.loop import Plan, minibatches, modes_kept, require_finite
-from stages.runtime.optim import Trainee
-from stages.runtime.session import Metrics, Session, precision_of
+from stages.rollout_method import Method
+from stages.runtime import start
+from stages.runtime.loop import Plan, minibatches, modes_kept
+from stages.runtime.session import Session, precision_of
 
 
-class Estimated(NamedTuple):
-    """The targets, the mean KL(π_old‖π_ref) in nats per answer, and the iteration's metrics."""
+class Asked(NamedTuple):
+    """The records that a rollout asks, and the key of each answer to them."""
 
-    targets: Targets
-    kl: float
-    metrics: dict[str, float]
-
-
-class Method(Protocol):
-    """What a stage brings to the loop.
-
-    Attributes:
-        trainees: what is trained, by its name in a checkpoint.
-        may_stop_early: whether ``step`` may refuse.
-    """
-
-    trainees: Mapping[str, Trainee]
-    may_stop_early: bool
-
-    def estimate(self, rollout: Rollout, kl_coef: float) -> Estimated:
-        """What the minibatches of a rollout aim at."""
-
-    def step(self, rollout: Rollout, targets: Targets, rows: Sequence[int]) -> Metrics | None:
-        """An optimiser step on some rows of a rollout; None ends the iteration without it."""
+    records: list[int]
+    keys: list[Key]
 
 
 @dataclass
@@ -140,18 +119,15 @@ class Loop:
 
     def collect(self) -> tuple[Rollout, Targets]:
         """Sample the iteration's answers and find what the minibatches aim at."""
-        progress, seed, each = self.session.progress, self.config.seed, self.config.per_prompt
-        asked = self.config.rollout.batch_size // each
-        first = progress.iteration * asked
-        chosen = stream(len(self.prompts.train), seed, first, asked)
-        items = [self.prompts.train[int(n)] for n in chosen]
-        keys = [(first + n, sample) for n in range(asked) for sample in range(each)]
-        rows = [item.ids for item in items for _ in range(each)]
-        collected = self._collect(rows, keys, self.readers)
-        require_scores(collected.rollout, f"iteration {progress.iteration + 1}")
-        estimated = self.method.estimate(collected.rollout, progress.stage["kl_coef"])
+        progress = self.session.progress
+        asked = self._asked(progress.iteration)
+        prompts = [self.prompts.train[n].ids for n in asked.records]
+        rows = [prompt for prompt in prompts for _ in range(self.config.per_prompt)]
+        collected = self._collect(rows, asked.keys, self.readers)
+        sampled.require_scores(collected.rollout, f"iteration {progress.iteration + 1}")
+        estimated = self.method.estimate(collected.rollout, progress.stage)
         self.guard_kl(estimated.kl)
-        progress.stage["kl"] = estimated.kl
+        progress.stage |= {"kl": estimated.kl, **estimated.kept}
         progress.window.add(estimated.metrics)
         progress.window.add(
             {
@@ -207,55 +183,34 @@ class Loop:
         held_out = self.prompts.eval
         if held_out is None:
             return
-        readers = Readers(self.readers.policy, self.readers.reference, self.readers.reward, None)
-        size, sums = self.config.rollout.batch_size, np.zeros(3)
-        for first in range(0, len(held_out), size):
-            places = range(first, min(first + size, len(held_out)))
-            keys = [(-1 - n, 0) for n in places]
+        readers = replace(self.readers, critic=None)
+
+        def answer(prompts: Sequence[np.ndarray], keys: Sequence[Key]) -> Rollout:
             with modes_kept(readers.policy, readers.reference, readers.reward):
-                rollout = self._collect([held_out[n].ids for n in places], keys, readers).rollout
-            kl = kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1")
-            sums += [rollout.scores.sum(), masked_sum(kl, rollout.mask), rollout.mask.sum()]
-        score, kl_mean, length = sums / len(held_out)
-        figures = {"eval/score": score, "eval/kl": kl_mean, "eval/response_length_mean": length}
+                return self._collect(prompts, keys, readers).rollout
+
+        figures = sampled.held_out_figures(held_out, self.config.rollout.batch_size, answer)
         iteration = self.session.progress.iteration
-        for name, value in figures.items():
-            require_finite(float(value), what=f"iteration {iteration}, {name}")
+        sampled.require_figures(figures, f"iteration {iteration}")
         row = self.session.log("eval", figures, iteration=iteration)
         self.session.reporter.advance(iteration, row)
 
     def show_samples(self) -> None:
         """The first answers of the rollout with their scores: a table, and samples.jsonl."""
-        count, rollout, progress = self.config.log.samples, self.rollout, self.session.progress
-        assert rollout is not None
-        if count == 0 or not self.session.world.main:
+        session, progress, config = self.session, self.session.progress, self.config
+        assert self.rollout is not None
+        if config.log.samples == 0 or not session.world.main:
             return
-        asked = self.config.rollout.batch_size // self.config.per_prompt
-        first = (progress.iteration - 1) * asked
-        chosen = stream(len(self.prompts.train), self.config.seed, first, asked)
-        kl = masked(
-            kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1"), rollout.mask
-        ).sum(dim=1)
-        samples = [
-            {
-                "step": progress.step,
-                "iteration": progress.iteration,
-                "prompt": to_json(
-                    self.prompts.train[int(chosen[n // self.config.per_prompt])].prompt
-                ),
-                "response": self.text.codec.decode(rollout.answers[n]),
-                "response_ids": rollout.answers[n].tolist(),
-                "ended": bool(rollout.ended[n]),
-                "score": float(rollout.scores[n]),
-                "kl": float(kl[n]),
-            }
-            for n in range(min(count, len(rollout)))
-        ]
-        for sample in samples:
-            metrics.append(self.session.folder / "samples.jsonl", sample)
-        rows = [_sample_row(sample) for sample in samples]
-        title = f"answers of iteration {progress.iteration}"
-        self.session.reporter.table(title, ("prompt", "answer", "score", "kl"), rows)
+        chosen = self._asked(progress.iteration - 1).records
+
+        def prompt(row: int) -> Any:
+            return to_json(self.prompts.train[chosen[row // config.per_prompt]].prompt)
+
+        samples = sampled.first_answers(
+            self.rollout, config.log.samples, prompt, self.text.codec.decode
+        )
+        when = {"step": progress.step, "iteration": progress.iteration}
+        sampled.show(samples, when, session.folder / "samples.jsonl", session.reporter)
 
     def diagnose(self, row: dict[str, float]) -> None:
         """Warn of what a logged row, and those before it, show to go wrong."""
@@ -281,7 +236,8 @@ class Loop:
             raise TrainingError(
                 f"iteration {self.session.progress.iteration + 1}: the KL to the reference is "
                 f"{kl:.3g} nats per answer, above kl.stop_above {limit:g}",
-                do="raise kl.coef or lower train.learning_rate; the state before is saved",
+                do=f"raise {self.config.leash} or lower train.learning_rate; the state before is "
+                "saved",
             )
 
     def _collect(
@@ -306,6 +262,15 @@ class Loop:
             world=self.session.world,
         )
 
+    def _asked(self, iteration: int) -> Asked:
+        """The prompts of an iteration's rollout, and the keys of their answers."""
+        each, config = self.config.per_prompt, self.config
+        count = config.rollout.batch_size // each
+        first = iteration * count
+        chosen = stream(len(self.prompts.train), config.seed, first, count)
+        keys = [(first + n, sample) for n in range(count) for sample in range(each)]
+        return Asked([int(n) for n in chosen], keys)
+
     def _minibatch(self, epoch: int, position: int) -> list[int]:
         """Rows of the rollout: all answers to a prompt that belong together, or none of them."""
         size, together = self.config.rollout.batch_size, self.config.together
@@ -326,19 +291,3 @@ class Loop:
     def _out_of_steps(self) -> bool:
         limit = self.config.train.max_steps
         return limit is not None and self.session.progress.step >= limit
-
-
-def require_scores(rollout: Rollout, what: str) -> None:
-    """A guard: no broken score reaches the advantages.
-
-    Raises:
-        TrainingError: a score is not finite.
-    """
-    for value in rollout.scores.tolist():
-        require_finite(value, what=f"{what}, score")
-
-
-def _sample_row(sample: dict[str, Any]) -> list[str]:
-    prompt = sample["prompt"]
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    return [text, sample["response"], f"{sample['score']:.3f}", f"{sample['kl']:.3f}"]

@@ -107,8 +107,13 @@ def statistics(config: PreferenceConfig, answers: Answers) -> dict[str, Tensor]:
     logps = answers.logps.detach()
     if isinstance(config, KtoConfig):
         return _labelled_statistics(config, answers, given, logps)
-    pairs = pairwise.reward_statistics(given, answers.ranks, answers.mask)
-    told = pairwise.reward_statistics(logps, answers.ranks, answers.mask)
+    return pair_sums(given, logps, answers.ranks, answers.mask)
+
+
+def pair_sums(rewards: Tensor, logps: Tensor, ranks: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Sums over the strict pairs of P prompts for ``figures``, from ``[P, K]`` each."""
+    pairs = pairwise.reward_statistics(rewards, ranks, mask)
+    told = pairwise.reward_statistics(logps, ranks, mask)
     return {
         "judged": pairs.pairs,
         "correct": pairs.correct,

@@ -9,8 +9,9 @@ minibatches on it. Policy and critic are separate networks with an optimiser eac
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stages import actors, budget, inputs
 from stages.advantage import estimate
@@ -18,8 +19,9 @@ from stages.batch import Example
 from stages.config import PpoConfig
 from stages.data.plan import stream
 from stages.data.store import Store
-from stages.iterations import Estimated, Loop
+from stages.iterations import Loop
 from stages.rollout import Rollout, Targets
+from stages.rollout_method import Estimated
 from stages.runtime import start
 from stages.runtime.loop import Plan
 from stages.runtime.opening import begin, opened, require_parents
@@ -94,9 +96,9 @@ class Ppo:
         """Whether ``ppo.target_kl`` may end an iteration."""
         return self.update.config.ppo.target_kl is not None
 
-    def estimate(self, rollout: Rollout, kl_coef: float) -> Estimated:
+    def estimate(self, rollout: Rollout, state: Mapping[str, Any]) -> Estimated:
         """Advantages and returns."""
-        return estimate(rollout, self.update.config, kl_coef=kl_coef)
+        return estimate(rollout, self.update.config, kl_coef=state["kl_coef"])
 
     def step(self, rollout: Rollout, targets: Targets, rows: Sequence[int]) -> Metrics | None:
         """One optimiser step of policy and critic, with the next pretraining texts."""
@@ -121,13 +123,7 @@ class Ppo:
 def publish(session: Session, config: PpoConfig, text: start.Text, update: Update) -> None:
     """Policy, critic and, where it is kept, the averaged policy."""
     critic, base = update.critic.network, inputs.critic_source(config)
-    policy = start.identity_of(session, text, "policy")
+    actors.publish_policy(session, config, text, update.policy)
     valued = start.identity_of(session, text, "critic", mean=critic.mean, std=critic.std)
-    network = update.policy.network
-    start.publish(session, text, network, "model", policy, base=config.model)
     start.publish(session, text, critic, "critic", valued, base=base)
-    if (average := update.policy.average) is not None:
-        start.publish(
-            session, text, network, "model_ema", policy, base=config.model, weights=average
-        )
     session.progress.selected = {"step": session.progress.step, "by": "last", "value": None}

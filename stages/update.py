@@ -11,20 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stages.batch import Batch, Example, pack
+from stages.batch import Example, pack
 from stages.config import PpoConfig
 from stages.functional.masking import loss_denominator, masked_sum
 from stages.functional.policy_gradient import policy_diagnostics, policy_loss
 from stages.functional.supervised import sft_loss
 from stages.functional.value import value_clip_count, value_loss
+from stages.minibatch import Row, packed, per_token, rows_of
 from stages.models.forward import response_logps, response_values
-from stages.rollout import Rollout, Targets, widened
+from stages.rollout import Rollout, Targets
 from stages.runtime.loop import accumulate, require_finite
 from stages.runtime.optim import (
     Trainee,
@@ -37,16 +37,7 @@ from stages.runtime.optim import (
 from stages.runtime.processes import World
 
 Metrics = dict[str, float]
-
-
-Backward = Callable[[list["Row"]], dict[str, Tensor]]
-
-
-class Row(NamedTuple):
-    """One episode of a minibatch: its place in the rollout and its sequence."""
-
-    index: int
-    example: Example
+Backward = Callable[[list[Row]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -83,8 +74,7 @@ class Update:
         Raises:
             TrainingError: a loss or gradient is not finite.
         """
-        examples = rollout.examples()
-        minibatch = [Row(n, examples[n]) for n in rows]
+        minibatch = rows_of(rollout, rows)
         what = f"step {step + 1}"
         for trained in (self.policy, self.critic):
             trained.network.module.train()  # activations are recomputed in this mode only
@@ -124,7 +114,7 @@ class Update:
         tokens = float(rollout.mask[rows].sum())
 
         def backward(micro_batch: list[Row]) -> dict[str, Tensor]:
-            batch, at = self._batch(micro_batch, rollout)
+            batch, at = packed(micro_batch, rollout, self._device)
             out = response_logps(
                 self.policy.network,
                 batch,
@@ -147,7 +137,7 @@ class Update:
             sums = policy_diagnostics(
                 out.logp.detach(), old, advantages, batch.mask, clip_low=clip, clip_high=clip
             )
-            return {"loss/policy": loss, "policy/entropy": bonus, **_per_token(sums, tokens)}
+            return {"loss/policy": loss, "policy/entropy": bonus, **per_token(sums, tokens)}
 
         return self._accumulate(minibatch, backward)
 
@@ -161,7 +151,7 @@ class Update:
         tokens = float(mask.sum())
 
         def backward(micro_batch: list[Row]) -> dict[str, Tensor]:
-            batch, at = self._batch(micro_batch, rollout)
+            batch, at = packed(micro_batch, rollout, self._device)
             values = response_values(self.critic.network, batch, after_last=after_last)
             old, returns, mask = (
                 at(rollout.values_old),
@@ -219,15 +209,6 @@ class Update:
             backward=backward,
         )
 
-    def _batch(
-        self, micro_batch: Sequence[Row], rollout: Rollout
-    ) -> tuple[Batch, Callable[[Tensor], Tensor]]:
-        """The packed micro-batch, and a function that takes its rows out of ``[B, T]`` tensors."""
-        indices = [row.index for row in micro_batch]
-        batch = pack([row.example for row in micro_batch])
-        batch = widened(batch, rollout.mask.shape[1]).to(self._device)
-        return batch, lambda tensor: tensor[indices].to(self._device)
-
     def _denominator(self, mask: Tensor) -> Tensor:
         return loss_denominator(
             mask,
@@ -238,12 +219,3 @@ class Update:
     @property
     def _device(self) -> torch.device:
         return self.policy.network.device
-
-
-def _per_token(sums: NamedTuple, tokens: float) -> dict[str, Tensor]:
-    """Diagnostics summed over a micro-batch as its share of the minibatch's token mean."""
-    names = {"ratio": "policy/ratio", "clip_fraction": "policy/clip_fraction"}
-    return {
-        names.get(field, f"policy/{field}"): value / tokens
-        for field, value in sums._asdict().items()
-    }

@@ -16,14 +16,14 @@ import typer
 
 from rlhf_cli import config_file, gates
 from rlhf_cli.app import app
-from stages.config import STAGES, PreferenceConfig, resolve
+from stages.config import STAGES, CriticlessConfig, OnlineConfig, PreferenceConfig, resolve
 from stages.config.base import Section
 from stages.config.presets import PRESETS
 from stages.data.formats import convert
 from stages.data.records import Demonstration, Prompt, Ranking, Row
 from stages.functional.policy_gradient import PolicyDiagnostics
+from stages.minibatch import per_token
 from stages.runtime import resume, run_dir
-from stages.update import _per_token
 from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
@@ -204,7 +204,7 @@ def _required() -> dict[str, Any]:
 
 
 def _reward(stage: str) -> dict[str, Any]:
-    return {"reward": {"path": "reward"}} if stage == "ppo" else {}
+    return {"reward": {"path": "reward"}} if issubclass(STAGES[stage], OnlineConfig) else {}
 
 
 def test_the_keys_that_may_change_on_resume_are_those_of_the_code() -> None:
@@ -224,7 +224,7 @@ def written() -> set[str]:
     """Every metric name in the code of the stages, as constants and as pieces of f-strings."""
     names = {name for path in (ROOT / "stages").rglob("*.py") for name in _names(path)}
     diagnostics = PolicyDiagnostics(*[torch.zeros(())] * len(PolicyDiagnostics._fields))
-    return names | set(_per_token(diagnostics, 1.0))
+    return names | set(per_token(diagnostics, 1.0))
 
 
 def _names(path: Path) -> Iterator[str]:
@@ -252,7 +252,7 @@ def test_every_metric_has_definition_unit_range_and_stage() -> None:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert len(cells) == 5, row
         assert all(cells), row
-        words = {*config_file.COMMANDS.values(), "preferences", "all"}
+        words = {*config_file.COMMANDS.values(), "preferences", "online", "all"}
         assert set(cells[4].split(", ")) <= words, row
 
 
@@ -269,11 +269,14 @@ def test_the_layers_on_the_page_are_those_that_the_imports_are_held_to() -> None
 def test_the_sections_of_the_pipeline_are_the_numbered_comments_of_the_loop(stage: str) -> None:
     command = config_file.COMMANDS[stage]
     heading = re.search(
-        rf"^## [^`]*(?:`rlhf [a-z]+`, )*`rlhf {command}`.*$", read("docs/pipeline.md"), re.MULTILINE
+        rf"^## [^`]*(?:`rlhf [a-z-]+`, )*`rlhf {command}`.*$",
+        read("docs/pipeline.md"),
+        re.MULTILINE,
     )
     assert heading
     told = re.findall(r"^### (\d)\. (.+)$", part("docs/pipeline.md", heading[0]), re.MULTILINE)
-    module = "preference" if issubclass(STAGES[stage], PreferenceConfig) else stage
+    shared = {PreferenceConfig: "preference", CriticlessConfig: "online"}
+    module = next((m for kind, m in shared.items() if issubclass(STAGES[stage], kind)), stage)
     code = re.findall(r"^    # (\d)\. ([^;.]+)", read(f"stages/{module}.py"), re.MULTILINE)
     assert told == code
 

@@ -40,7 +40,7 @@ def schema(
         str,
         typer.Argument(
             metavar="STAGE",
-            help="sft, reward_model (or train-rm), ppo, dpo, odpo, kto, orpo or simpo.",
+            help="The word of a config, such as sft or online_dpo, or the command's.",
         ),
     ],
     as_json: options.AsJson = False,

@@ -9,6 +9,13 @@ from pydantic import ValidationError
 
 from stages.config.base import to_yaml
 from stages.config.episodes import OnlineConfig
+from stages.config.online import (
+    CriticlessConfig,
+    GrpoConfig,
+    OnlineDpoConfig,
+    ReinforceConfig,
+    RlooConfig,
+)
 from stages.config.ppo import PpoConfig
 from stages.config.preference import (
     DpoConfig,
@@ -27,16 +34,21 @@ from stages.config.shared import StageConfig
 
 __all__ = [
     "STAGES",
+    "CriticlessConfig",
     "DpoConfig",
+    "GrpoConfig",
     "InvalidConfig",
     "KtoConfig",
     "OdpoConfig",
     "OnlineConfig",
+    "OnlineDpoConfig",
     "OrpoConfig",
     "PairedConfig",
     "PpoConfig",
     "PreferenceConfig",
+    "ReinforceConfig",
     "RewardModelConfig",
+    "RlooConfig",
     "SftConfig",
     "SimpoConfig",
     "StageConfig",
@@ -54,6 +66,10 @@ STAGES: dict[str, type[StageConfig]] = {
     "kto": KtoConfig,
     "orpo": OrpoConfig,
     "simpo": SimpoConfig,
+    "grpo": GrpoConfig,
+    "rloo": RlooConfig,
+    "reinforce": ReinforceConfig,
+    "online_dpo": OnlineDpoConfig,
 }
 
 

@@ -226,6 +226,11 @@ class OnlineConfig(StageConfig):
         """Whether the score lands behind the last token of an answer."""
         return False
 
+    @property
+    def leash(self) -> str:
+        """The key that holds the policy near its reference."""
+        return "kl.coef"
+
     @model_validator(mode="after")
     def _first_ratio_is_one(self) -> OnlineConfig:
         if self.lora is not None and self.lora.dropout > 0:

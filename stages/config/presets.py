@@ -100,6 +100,30 @@ _SIMPO_PAPER = {
     "train": {"batch_size": 128, "learning_rate": 6e-7, "schedule": "cosine"},
 }
 
+# Shao et al. 2024, arXiv 2402.03300, §4.2: 64 answers to a question, one update per rollout.
+_GRPO_PAPER = {
+    "grpo": {"group_size": 64, "beta": 0.04, "variant": "grpo", "epochs": 1},
+    "rollout": {"batch_size": 1024},
+    "train": {"batch_size": 1024, "learning_rate": 1e-6},
+}
+
+# Ahmadian et al. 2024, arXiv 2402.14740, App. B.
+_RLOO_PAPER = {
+    "rloo": {"group_size": 4},
+    "kl": {"coef": 0.03, "estimator": "k1", "controller": "fixed"},
+    "train": {"learning_rate": 1e-6},
+}
+
+# The same paper's REINFORCE with a baseline: a moving average of the rewards.
+_REINFORCE_PAPER = {
+    "reinforce": {"baseline": "moving_average"},
+    "kl": {"coef": 0.03, "estimator": "k1", "controller": "fixed"},
+    "train": {"learning_rate": 1e-6},
+}
+
+# Guo et al. 2024, arXiv 2402.04792.
+_ONLINE_DPO_PAPER = {"online_dpo": {"beta": 0.1}, "train": {"learning_rate": 5e-7}}
+
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("sft", "instructgpt"): _SFT_INSTRUCTGPT,
     ("sft", "instructgpt-ppo-init"): _SFT_INSTRUCTGPT_PPO_INIT,
@@ -111,6 +135,10 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("kto", "paper"): _KTO_PAPER,
     ("orpo", "paper"): _ORPO_PAPER,
     ("simpo", "paper"): _SIMPO_PAPER,
+    ("grpo", "paper"): _GRPO_PAPER,
+    ("rloo", "paper"): _RLOO_PAPER,
+    ("reinforce", "paper"): _REINFORCE_PAPER,
+    ("online_dpo", "paper"): _ONLINE_DPO_PAPER,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-Aggregation = Literal["token_mean", "seq_mean", "fixed_length"]
+Aggregation = Literal["token_mean", "seq_mean", "seq_sum", "fixed_length"]
 
 
 class Whitened(NamedTuple):
@@ -109,8 +109,8 @@ def loss_denominator(
 ) -> Tensor:
     """What the numerators of ``aggregate`` are divided by; it adds over micro-batches.
 
-    ``token_mean``: the number of tokens. ``seq_mean``: the number of sequences that are not empty.
-    ``fixed_length``: B·L (Liu et al. 2025, arXiv 2503.20783).
+    ``token_mean``: the number of tokens. ``seq_mean`` and ``seq_sum``: the number of sequences that
+    are not empty. ``fixed_length``: B·L (Liu et al. 2025, arXiv 2503.20783).
 
     Args:
         mask: ``[B, T]`` of the whole optimiser batch, or of a part whose denominators are added up.
@@ -122,7 +122,7 @@ def loss_denominator(
     """
     if aggregation == "token_mean":
         return mask.sum().float()
-    if aggregation == "seq_mean":
+    if aggregation in ("seq_mean", "seq_sum"):
         return mask.any(dim=1).sum().float()
     if fixed_length is None:
         raise ValueError("aggregation fixed_length needs a fixed_length in tokens")
@@ -134,7 +134,7 @@ def aggregate(
 ) -> Tensor:
     """Token losses of a micro-batch as its share of the loss of the whole optimiser batch.
 
-        token_mean, fixed_length:  Σ_{b,t} ℓ / D        seq_mean:  Σ_b (1/T_b) Σ_t ℓ / D
+        token_mean, seq_sum, fixed_length:  Σ_{b,t} ℓ / D    seq_mean:  Σ_b (1/T_b) Σ_t ℓ / D
 
     Args:
         losses: ``[B, T]``.

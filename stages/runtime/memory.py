@@ -24,7 +24,9 @@ PARTS = {
     "stages.runtime.optim": "an optimiser step",
     "stages.rollout": "sampling and scoring answers",
     "stages.update": "an optimiser step",
+    "stages.online": "an optimiser step",
     "stages.advantage": "estimating advantages",
+    "stages.criticless": "estimating advantages",
     "stages.normaliser": "normalising scores",
 }
 """What the parts of the library do, where one of them is at work."""
@@ -44,9 +46,11 @@ def explain(error: BaseException, config: StageConfig, step: int) -> ResourceErr
         step: optimiser steps done.
     """
     first = next(link for link in _chain(error) if _is_failed_allocation(link))
+    from stages.config import OnlineConfig
+
     budget = config.train.tokens_per_micro_batch
     keys = f"train.tokens_per_micro_batch (now {budget}; the result stays the same up to rounding)"
-    if config.stage == "ppo":
+    if isinstance(config, OnlineConfig):
         keys += f" or rollout.batch_size (now {config.rollout.batch_size})"
     return ResourceError(
         f"out of memory in {what_for(error)}, with micro-batches of {budget} tokens"

@@ -17,9 +17,10 @@ from rlhf_cli.console import PlainReporter
 from tests.cli import bad_input
 from tests.cli.bad_input import KIND, Bad
 from tests.cli.bad_input_fields import FIELDS
+from tests.cli.bad_input_online import ONLINE
 from tests.cli.bad_input_places import PLACES
 
-CASES = [*bad_input.CASES, *PLACES, *FIELDS]
+CASES = [*bad_input.CASES, *PLACES, *FIELDS, *ONLINE]
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:

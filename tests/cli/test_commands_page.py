@@ -22,6 +22,7 @@ COMMANDS = {
     "train-rm": "sft",
     "ppo": "sft",
     **dict.fromkeys(("dpo", "odpo", "kto", "orpo", "simpo"), "sft"),
+    **dict.fromkeys(("grpo", "rloo", "reinforce", "online-dpo"), "sft"),
     "check": "check",
     "sample": "sample",
     "init": "init",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_cli import gates
+from rlhf_cli.config_file import COMMANDS
 from stages.errors import ConfigError, GateError
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -81,13 +82,11 @@ def test_a_metric_that_is_missing_or_not_a_number_never_passes(comparison: str) 
 def test_every_documented_metric_can_be_required() -> None:
     page = METRICS_PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z_]+/[^`<]+)` \|.*\| ([^|]+) \|$", page, flags=re.MULTILINE)
-    words = {"sft": "sft", "train-rm": "reward_model", "ppo": "ppo", "kto": "kto"}
-    words |= {word: word for word in ("dpo", "odpo", "orpo", "simpo")}
+    preferences = dict.fromkeys(("dpo", "odpo", "kto", "orpo", "simpo"), "preferences")
+    online = dict.fromkeys(("ppo", "grpo", "rloo", "reinforce", "online_dpo"), "online")
     assert rows
-    for word, stage in words.items():
-        meant = {"all", word} | (
-            {"preferences"} if stage not in ("sft", "reward_model", "ppo") else set()
-        )
+    for stage, word in COMMANDS.items():
+        meant = {"all", word, (preferences | online).get(stage)}
         documented = {name for name, whose in rows if meant & {*whose.split(", ")}}
         assert set(gates.names(stage)) == documented
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from rlhf_cli.config_file import load
-from stages.config import PpoConfig, RewardModelConfig, SftConfig, preset_values, resolve
+from stages.config import (
+    STAGES,
+    OnlineConfig,
+    PpoConfig,
+    RewardModelConfig,
+    SftConfig,
+    preset_values,
+    resolve,
+)
 from stages.errors import ConfigError
 
 SFT = """\
@@ -130,7 +138,9 @@ def test_every_value_knows_where_it_comes_from(sft):
 
 def base(stage, **more):
     values = {"stage": stage, "model": "m", "output": "o", "data": {"train": "d"}, **more}
-    return {**values, "reward": {"path": "r"}} if stage == "ppo" else values
+    return (
+        {**values, "reward": {"path": "r"}} if issubclass(STAGES[stage], OnlineConfig) else values
+    )
 
 
 def test_preset_instructgpt_of_sft_holds_the_numbers_of_appendix_c_1():
@@ -225,3 +235,15 @@ def test_a_config_does_not_change_after_it_was_read():
         config.seed = 3
     with pytest.raises(ValueError, match="frozen"):
         config.train.epochs = 3
+
+
+def test_the_papers_of_the_methods_without_a_critic():
+    grpo = resolve(base("grpo", preset="paper"))
+    assert (grpo.grpo.group_size, grpo.grpo.beta, grpo.grpo.epochs) == (64, 0.04, 1)
+    assert (grpo.rollout.batch_size, grpo.train.batch_size) == (1024, 1024)
+    rloo, plain = (resolve(base(stage, preset="paper")) for stage in ("rloo", "reinforce"))
+    assert (rloo.rloo.group_size, rloo.kl.coef, plain.kl.coef) == (4, 0.03, 0.03)
+    assert plain.reinforce.baseline == "moving_average"
+    assert {c.train.learning_rate for c in (grpo, rloo, plain)} == {1e-6}
+    online = resolve(base("online_dpo", preset="paper"))
+    assert (online.online_dpo.beta, online.train.learning_rate) == (0.1, 5e-7)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from rlhf_cli.app import main
 from rlhf_cli.config_file import load
 from rlhf_cli.yaml_source import read_yaml
-from stages.config import STAGES, resolve, to_yaml
+from stages.config import STAGES, OnlineConfig, resolve, to_yaml
 from stages.config.base import dotted, leaves
 from stages.config.presets import PRESETS
 
@@ -24,7 +24,10 @@ SHIPPED = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob("**/*.y
 REQUIRED = {
     "sft": {"stage", "model", "output", "data.train"},
     "reward_model": {"stage", "model", "output", "data.train"},
-    "ppo": {"stage", "model", "output", "data.train", "reward.path"},
+    **{
+        stage: {"stage", "model", "output", "data.train", "reward.path"}
+        for stage in ("ppo", "grpo", "rloo", "reinforce", "online_dpo")
+    },
     **{
         stage: {"stage", "model", "output", "data.train"}
         for stage in ("dpo", "odpo", "kto", "orpo", "simpo")
@@ -34,7 +37,9 @@ REQUIRED = {
 
 def minimal(stage, **more):
     values = {"stage": stage, "model": "m", "output": "o", "data": {"train": "d"}, **more}
-    return {**values, "reward": {"path": "r"}} if stage == "ppo" else values
+    return (
+        {**values, "reward": {"path": "r"}} if issubclass(STAGES[stage], OnlineConfig) else values
+    )
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -119,7 +124,7 @@ def test_the_schema_describes_every_key_and_admits_no_other(stage, capsys):
     assert not [name for name, key in documented(schema) if not key.get("description")]
     assert all(part.get("additionalProperties") is False for part in schema["$defs"].values())
     assert set(schema["required"]) == {"model", "output", "data"} | (
-        {"reward"} if stage == "ppo" else set()
+        {"reward"} if issubclass(STAGES[stage], OnlineConfig) else set()
     )
     assert schema["properties"]["stage"]["const"] == stage
 

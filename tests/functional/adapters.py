@@ -12,6 +12,8 @@ from stages.functional import (
     control,
     divergence,
     dpo,
+    group_advantages,
+    grpo,
     kto,
     logprobs,
     masking,
@@ -20,6 +22,7 @@ from stages.functional import (
     pairwise,
     policy_gradient,
     ranking,
+    reinforce,
     returns,
     simpo,
     supervised,
@@ -732,6 +735,58 @@ def _accuracy(rewards: Tensor, ranks: Tensor, mask: Tensor) -> Tensor:
     return statistics.correct / statistics.pairs
 
 
+def grpo_advantages(rewards: Tensor, scale: str = "std", ddof: int = 1) -> Result:
+    assert scale in ("std", "none"), scale
+    scaled = scale == "std"
+    return {"advantages": group_advantages.grpo_advantages(rewards, scaled=scaled, ddof=ddof)}
+
+
+def rloo_advantages(rewards: Tensor) -> Result:
+    return {"advantages": group_advantages.rloo_advantages(rewards)}
+
+
+def grpo_loss(
+    logp_new: Tensor,
+    logp_old: Tensor,
+    logp_ref: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    beta: float,
+    agg: masking.Aggregation = "seq_mean",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    fixed_length: int | None = None,
+) -> Result:
+    logp_new = logp_new.clone().requires_grad_()
+    clips = {"clip_low": clip_low, "clip_high": clip_high}
+    loss = grpo.grpo_loss(
+        *(logp_new, logp_old, logp_ref, advantages, mask),
+        **clips,
+        beta=beta,
+        aggregation=agg,
+        denominator=masking.loss_denominator(mask, aggregation=agg, fixed_length=fixed_length),
+    )
+    each = advantages[:, None].expand_as(mask)
+    sums = policy_gradient.policy_diagnostics(logp_new, logp_old, each, mask, **clips)
+    return {
+        "loss": loss,
+        "kl_k3_token_mean": masking.masked_mean(grpo.reference_kl(logp_new, logp_ref, mask), mask),
+        "clip_fraction": sums.clip_fraction / mask.sum(),
+        "grad_logp_new": _gradient(loss, logp_new),
+    }
+
+
+def reinforce_loss(
+    logp_new: Tensor, advantages: Tensor, mask: Tensor, agg: masking.Aggregation = "seq_sum"
+) -> Result:
+    logp_new = logp_new.clone().requires_grad_()
+    denominator = masking.loss_denominator(mask, aggregation=agg)
+    loss = reinforce.reinforce_loss(
+        logp_new, advantages, mask, aggregation=agg, denominator=denominator
+    )
+    return {"loss": loss, "grad_logp_new": _gradient(loss, logp_new)}
+
+
 ADAPTERS: dict[str, Callable[..., Result]] = {
     adapter.__name__: adapter
     for adapter in (
@@ -741,6 +796,7 @@ ADAPTERS: dict[str, Callable[..., Result]] = {
         *(shape_rewards, after_last_advantages, gae),
         *(policy_loss, value_loss, ppo_step, seed_literal, seed_preset),
         *(kl_controller, ppo_total, ptx_gradient, ema, lr_schedule),
+        *(grpo_advantages, rloo_advantages, grpo_loss, reinforce_loss),
     )
 } | {
     "dpo": dpo_pairs,

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from stages.functional.divergence import exact_kl, kl_estimate
+from stages.functional.group_advantages import grpo_advantages, rloo_advantages
+from stages.functional.grpo import grpo_loss
 from stages.functional.logprobs import entropy, token_logprobs
 from stages.functional.masking import aggregate, loss_denominator, whiten
 from stages.functional.policy_gradient import policy_loss
 from stages.functional.ranking import ranking_denominator, ranking_loss
+from stages.functional.reinforce import reinforce_loss
 from stages.functional.returns import gae, shape_rewards
 from stages.functional.supervised import sft_loss
 from stages.functional.value import value_loss
@@ -113,3 +116,22 @@ def test_rewards_advantages_and_whitening() -> None:
         assert gradients_agree(
             lambda x, s=shift_mean: whiten(x, MASK, shift_mean=s).values, tokens(19)
         )
+
+
+@pytest.mark.parametrize("aggregation", [*AGGREGATIONS, "seq_sum"])
+def test_losses_of_whole_answers(aggregation: str) -> None:
+    shared = {
+        "aggregation": aggregation,
+        "denominator": loss_denominator(MASK, aggregation=aggregation, fixed_length=7),
+    }
+    old, ref, advantages = 0.3 * tokens(20), 0.5 * tokens(21), normal(len(MASK), seed=22)
+    options = {"clip_low": 0.2, "clip_high": 0.3, "beta": 0.5}
+    assert gradients_agree(
+        lambda x: grpo_loss(x, old, ref, advantages, MASK, **options, **shared), 0.3 * tokens(23)
+    )
+    assert gradients_agree(lambda x: reinforce_loss(x, advantages, MASK, **shared), tokens(24))
+
+
+def test_advantages_of_groups() -> None:
+    for advantages in (grpo_advantages, rloo_advantages):
+        assert gradients_agree(advantages, normal(3, 4, seed=25))

@@ -83,7 +83,7 @@ def arguments(kernel: Callable[..., Any]) -> tuple[list[Tensor], dict[str, Any]]
     generator = torch.Generator().manual_seed(0)
 
     def tensor(name: str) -> Tensor:
-        if name == "mask":
+        if name in ("mask", "desirable"):
             return MASK.clone()
         if name == "ended":
             return torch.tensor([True, False, True])
@@ -91,8 +91,8 @@ def arguments(kernel: Callable[..., Any]) -> tuple[list[Tensor], dict[str, Any]]
             return torch.randint(1, 4, MASK.shape, generator=generator)
         if name.startswith("logits"):
             return torch.randn(*MASK.shape, 5, generator=generator)
-        if name == "desirable":
-            return MASK.clone()
+        if name == "advantages" and kernel.__name__ in ("grpo_loss", "reinforce_loss"):
+            return torch.randn(len(MASK), generator=generator)
         if name in ("reference", "mismatched_sum", "count"):
             return torch.tensor(0.5)
         if name == "losses" and "ranks" in positional:

@@ -21,13 +21,7 @@ from tests.models.test_generate import assert_same, sampling, uniforms
 from tests.models.test_packed_rows import GROUPS, SHAPES, apart
 
 pytestmark = on_gpu
-NOT_BUILT = {"preference_losses", "group_losses"}
-CASES = [
-    pytest.param(case, id=case.id)
-    for suite, cases in read_suites().items()
-    if suite not in NOT_BUILT
-    for case in cases
-]
+CASES = [pytest.param(case, id=case.id) for cases in read_suites().values() for case in cases]
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 

@@ -77,6 +77,12 @@ METHODS = ("dpo", "odpo", "kto", "orpo", "simpo")
 for _method in METHODS:
     DEFAULTS[_method] = {**DEFAULTS["reward_model"], "output": f"runs/{_method}"}
 DEFAULTS["odpo"]["odpo.offset"] = "rank"
+ONLINE = ("grpo", "rloo", "reinforce", "online_dpo")
+for _method in ONLINE:
+    DEFAULTS[_method] = {**DEFAULTS["ppo"], "output": f"runs/{_method}"}
+    DEFAULTS[_method] |= {"rollout.batch_size": 8, "train.batch_size": 4}
+    DEFAULTS[_method] |= {"train.total_episodes": 16}
+DEFAULTS["grpo"]["grpo.group_size"] = 4
 COMMON = {"data.eval": None, "train.precision": "fp64", "log.every": 1, "device": "cpu"}
 
 

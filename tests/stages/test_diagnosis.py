@@ -168,7 +168,7 @@ def test_the_memory_stays_small_and_is_plain_json() -> None:
 
 
 def test_the_page_lists_every_rule_in_its_own_words() -> None:
-    page = PAGE.read_text(encoding="utf-8").partition("\n## Warnings of ppo\n")[2]
+    page = PAGE.read_text(encoding="utf-8").partition("\n## Warnings of the online methods\n")[2]
     page = page.partition("\n## ")[0]
     cells = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| `")]
     told = [tuple(cell.strip() for cell in row) for row in cells]
