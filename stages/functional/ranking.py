@@ -190,10 +190,10 @@ def pair_calibration(diffs: Tensor, *, bins: int = 10) -> Calibration:
     """
     confidence = torch.sigmoid(diffs.abs())
     index = ((confidence - 0.5) * 2 * bins).long().clamp(max=bins - 1)
-    member = one_hot(index, bins).to(diffs.dtype)  # [N, bins]
-    n = member.sum(dim=0)
-    confident = confidence @ member
-    correct = (diffs > 0).to(diffs.dtype) @ member
+    empty = diffs.new_zeros(bins)
+    n = empty.index_add(0, index, torch.ones_like(diffs))
+    confident = empty.index_add(0, index, confidence)
+    correct = empty.index_add(0, index, (diffs > 0).to(diffs.dtype))
     ece = (correct - confident).abs().sum() / diffs.numel()
     return Calibration(Bins(n, confident / n, correct / n), ece, -logsigmoid(diffs).mean())
 

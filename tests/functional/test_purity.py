@@ -53,6 +53,7 @@ OPTIONS: dict[str, Any] = {
     "label_smoothing": 0.1,
     "alpha": 0.5,
     "scale": "log",
+    "n": 2,
     "desirable_weight": 1.0,
     "undesirable_weight": 1.3,
 }
