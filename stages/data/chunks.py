@@ -12,8 +12,16 @@ import pyarrow as pa
 
 from stages.batch import Group
 from stages.data import encode
-from stages.data.kinds import KINDS, PromptItem, lengths_of
-from stages.data.records import Document, PromptLike, Record, Useless, opening, prompt_text
+from stages.data.kinds import KINDS, Judged, PromptItem, lengths_of
+from stages.data.records import (
+    Document,
+    PromptLike,
+    Ranking,
+    Record,
+    Useless,
+    opening,
+    prompt_text,
+)
 from stages.data.templates import Codec
 from stages.errors import RlhfError
 
@@ -80,7 +88,7 @@ def _count(found: Chunk, item: Any) -> None:
     prompt, answers = lengths_of(item)
     found.prompts.append(prompt)
     found.responses.extend(answers)
-    if isinstance(item, Group):
+    if isinstance(item, Group | Judged):
         found.answers[len(answers)] += 1
 
 
@@ -112,6 +120,8 @@ def _encode(record: Any, recipe: Recipe, codec: Codec) -> Sequence[Any] | str:
         item = encode.encode_demonstration(record, codec, limits, train_on=recipe.train_on)
     elif recipe.kind == "rankings":
         item = encode.encode_ranking(record, codec, limits, ties=recipe.ties, margin=recipe.margin)
+    elif recipe.kind == "judged":
+        item = _judged(record, codec, limits)
     elif recipe.kind == "labelled":
         item = encode.encode_labelled(record, codec, limits)
     else:
@@ -120,6 +130,17 @@ def _encode(record: Any, recipe: Recipe, codec: Codec) -> Sequence[Any] | str:
             return encoded
         item = PromptItem(encoded.ids, record.prompt, codec.render(record.prompt))
     return item if isinstance(item, str) else [item]
+
+
+def _judged(record: Ranking, codec: Codec, limits: encode.Limits) -> Judged | str:
+    """A ranking with a strict pair, and what else its line says."""
+    group = encode.encode_ranking(record, codec, limits)
+    if isinstance(group, str):
+        return encode.ALL_TIED if group == encode.NO_STRICT_PAIR else group
+    found = [answer.score for answer, _ in encode.ranked_responses(record)]
+    scores = tuple(score for score in found if score is not None)
+    whole = len(scores) == len(found)
+    return Judged(group, scores if whole else None, record.source, record.labeler)
 
 
 def prompt_number(prompt: PromptLike) -> int:

@@ -29,6 +29,7 @@ EMPTY_ANSWER = "empty answer"
 EMPTY_PROMPT = "empty prompt"
 UNRANKED = "fewer than two ranked answers"
 NO_STRICT_PAIR = "no strict pair"
+ALL_TIED = "all answers tied"
 NO_TARGET = "no target token"
 DESIRABLE, UNDESIRABLE = 1, 2  # the ranks of labelled answers
 

@@ -40,6 +40,18 @@ class PromptItem(NamedTuple):
     text: str
 
 
+class Judged(NamedTuple):
+    """A ranking with what else its line says: a score per ranked answer, where it is from, by whom.
+
+    ``scores`` is None unless every ranked answer has one.
+    """
+
+    group: Group
+    scores: tuple[float, ...] | None
+    source: str | None
+    labeler: str | None
+
+
 class Kind(NamedTuple):
     """Columns of a kind of item, and the way to and from a row of them."""
 
@@ -84,6 +96,17 @@ def _group(batch: pa.RecordBatch, n: int) -> Group:
     return Group(_array(batch, "prompt", n), answers, ranks, table)
 
 
+def _judged_row(item: Judged) -> dict:
+    told = {"scores": item.scores, "source": item.source, "labeler": item.labeler}
+    return {**_group_row(item.group), **told}
+
+
+def _judged(batch: pa.RecordBatch, n: int) -> Judged:
+    scores = batch.column("scores")[n].as_py()
+    told = (batch.column(name)[n].as_py() for name in ("source", "labeler"))
+    return Judged(_group(batch, n), None if scores is None else tuple(scores), *told)
+
+
 def _prompt_row(item: PromptItem) -> dict:
     written = json.dumps(to_json(item.prompt), ensure_ascii=False)
     return {"length": len(item.ids), "ids": item.ids, "prompt": written, "text": item.text}
@@ -94,22 +117,21 @@ def _prompt(batch: pa.RecordBatch, n: int) -> PromptItem:
     return PromptItem(_array(batch, "ids", n), written, batch.column("text")[n].as_py())
 
 
-_GROUPS = Kind(
-    _schema(
-        ("prompt", _IDS),
-        ("answers", pa.list_(_IDS)),
-        ("ranks", _IDS),
-        ("margins", pa.list_(pa.float64())),
-    ),
-    _group_row,
-    _group,
+_RANKED = (
+    ("prompt", _IDS),
+    ("answers", pa.list_(_IDS)),
+    ("ranks", _IDS),
+    ("margins", pa.list_(pa.float64())),
 )
+_TOLD = (("scores", pa.list_(pa.float64())), ("source", pa.string()), ("labeler", pa.string()))
+_GROUPS = Kind(_schema(*_RANKED), _group_row, _group)
 _EXAMPLES = Kind(_schema(("ids", _IDS), ("targets", _IDS)), _example_row, _example)
 KINDS: dict[str, Kind] = {
     "demonstrations": _EXAMPLES,
     "documents": _EXAMPLES,
     "rankings": _GROUPS,
     "labelled": _GROUPS,
+    "judged": Kind(_schema(*_RANKED, *_TOLD), _judged_row, _judged),
     "prompts": Kind(
         _schema(("ids", _IDS), ("prompt", pa.string()), ("text", pa.string())),
         _prompt_row,
@@ -129,12 +151,12 @@ def as_kind(record: Record, kind: str, format_name: str) -> Record:
     if kind == "labelled":
         return record if isinstance(record, Labelled | Ranking) else _refuse(record, kind)
     if isinstance(record, Labelled):
-        return _refuse(record, kind)
+        return _refuse(record, "rankings" if kind == "judged" else kind)
     if kind == "prompts":
         prompt = record.text if isinstance(record, Document) else record.prompt
         return Prompt(prompt, record.origin)
-    if kind == "rankings":
-        return record if isinstance(record, Ranking) else _refuse(record, kind)
+    if kind in ("rankings", "judged"):
+        return record if isinstance(record, Ranking) else _refuse(record, "rankings")
     if isinstance(record, Prompt):
         unanswered = Useless(NO_ANSWER, record.origin)
         return unanswered if format_name in CONVERSATIONS else _refuse(record, kind)
@@ -170,8 +192,10 @@ def _refuse(record: Record, kind: str) -> Record:
     raise DataError(what, where=record.origin, do=do)
 
 
-def lengths_of(item: Example | Group | PromptItem) -> tuple[int, Sequence[int]]:
+def lengths_of(item: Example | Group | Judged | PromptItem) -> tuple[int, Sequence[int]]:
     """Tokens of the prompt and of each answer; an example's answer starts at its first target."""
+    if isinstance(item, Judged):
+        item = item.group
     if isinstance(item, Group):
         return len(item.prompt), [len(answer) for answer in item.answers]
     if isinstance(item, PromptItem):

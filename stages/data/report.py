@@ -10,6 +10,7 @@ import numpy as np
 
 from stages.data.chunks import Chunk
 from stages.data.encode import (
+    ALL_TIED,
     ANSWER_OVER,
     NO_STRICT_PAIR,
     POSITIONS_OVER,
@@ -181,5 +182,6 @@ _REMEDIES = {
     POSITIONS_OVER: "shorten these records (a stage does it with data.overlong: truncate), ask for "
     "shorter answers, or take a model with more positions",
     UNRANKED: _RANK,
+    ALL_TIED: _RANK,
     NO_STRICT_PAIR: "set ranking.ties: half for ties, or rank them",
 }
