@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -11,12 +11,19 @@ from torch import Tensor
 
 from stages.batch import Group, GroupBatch, pack_groups
 from stages.data.plan import micro_batches, share
+from stages.models.forward import scores
+from stages.models.network import Network
+from stages.runtime.processes import World
 from stages.runtime.session import Session
 
 CHUNK = 256  # records planned together
 
 
-@torch.no_grad()
+def scorer(network: Network) -> Callable[[GroupBatch], Tensor]:
+    """``[P, K]`` scores of packed records, as a function of them: one forward pass per answer."""
+    return lambda groups: groups.by_prompt(scores(network, groups.batch.to(network.device)))
+
+
 def read_all(
     session: Session, groups: Iterable[Group], table: Callable[[GroupBatch], Tensor]
 ) -> list[np.ndarray]:
@@ -30,16 +37,29 @@ def read_all(
     Returns:
         K numbers for each record, in their order.
     """
+    budget = session.config.train.tokens_per_micro_batch
     rest, found = iter(groups), []
     while items := list(islice(rest, CHUNK)):
-        found += _read(session, items, table)
+        found += read(items, table, budget=budget, world=session.world)
     return found
 
 
-def _read(
-    session: Session, items: list[Group], table: Callable[[GroupBatch], Tensor]
+@torch.no_grad()
+def read(
+    items: Sequence[Group],
+    table: Callable[[GroupBatch], Tensor],
+    *,
+    budget: int,
+    world: World,
 ) -> list[np.ndarray]:
-    world, budget = session.world, session.config.train.tokens_per_micro_batch
+    """The same of the records of one chunk.
+
+    Args:
+        items: records, the same on every process.
+        table: as above.
+        budget: tokens per forward pass.
+        world: whose processes share the records.
+    """
     lengths = np.array([item.tokens for item in items])
     mine = share(lengths, world.rank, world.size)
     found: list[tuple[int, np.ndarray]] = []

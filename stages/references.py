@@ -39,10 +39,13 @@ class Remembered(NamedTuple):
     eval: list[np.ndarray]
 
 
-def answer_logps(network: Network, groups: GroupBatch) -> tuple[Tensor, Tensor]:
+def answer_logps(
+    network: Network, groups: GroupBatch, *, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """log π(y | x) of each answer in nats, and its tokens, both ``[P, K]``; each is read once."""
     batch = groups.batch.to(network.device)
-    sums, lengths = response_logps(network, batch).logp.sum(dim=1), batch.mask.sum(dim=1)
+    logps = response_logps(network, batch, temperature=temperature).logp
+    sums, lengths = logps.sum(dim=1), batch.mask.sum(dim=1)
     return groups.by_prompt(sums), groups.by_prompt(lengths)
 
 

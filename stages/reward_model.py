@@ -22,8 +22,7 @@ from stages.config import RewardModelConfig
 from stages.data import store
 from stages.data.plan import optimiser_batch
 from stages.functional import ranking
-from stages.groups import read_all
-from stages.models.forward import scores
+from stages.groups import read_all, scorer
 from stages.models.load import is_reward_model, load_reward, with_fresh_head
 from stages.models.network import without_dropout
 from stages.normaliser import Normaliser
@@ -129,7 +128,7 @@ class Ranked:
     def loss(self, items: Sequence[Group], denominator: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """A micro-batch's share of the loss, and its pair statistics."""
         groups = pack_groups(items)
-        table = self._scores(groups)
+        table = scorer(self.trained.network)(groups)
         ranks, mask = groups.ranks.to(table.device), groups.mask.to(table.device)
         options = self.config.ranking
         loss = ranking.ranking_loss(
@@ -160,17 +159,12 @@ class Ranked:
         if held_out is None:
             return {}
         self.trained.network.module.eval()
-        tables = read_all(self.session, held_out, self._scores)
+        tables = read_all(self.session, held_out, scorer(self.trained.network))
         total = float(sum(table.sum() for table in tables))
         require_finite(total, what=f"step {self.session.progress.step}, sum of the eval scores")
         judged = judge(held_out, tables)
         self.session.facts["calibration"] = judged.bins
         return judged.figures
-
-    def _scores(self, groups: GroupBatch) -> Tensor:
-        """``[P, K]`` scores: one forward pass per answer."""
-        network = self.trained.network
-        return groups.by_prompt(scores(network, groups.batch.to(network.device)))
 
     def publish(self, name: str, weights: dict[str, Tensor] | None = None) -> None:
         """Measure the offset of the scores, then write the reward model as a model folder."""

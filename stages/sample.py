@@ -14,23 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages import sample_file
-from stages.config.shared import PromptData
-from stages.data import store
+from stages.answers import CHUNK, Drawing, draw, prompts_of
 from stages.data.kinds import PromptItem
 from stages.data.records import to_json
-from stages.data.store import LoadSpec, Store
-from stages.data.templates import Codec, make_codec
-from stages.errors import ConfigError, Interrupted
-from stages.models.folder import Identity, model_folder, read_identity
-from stages.models.generate import Answer, Sampling, generate, noise
-from stages.models.load import Loading, load_policy, load_tokenizer, max_positions
+from stages.data.templates import Codec
+from stages.errors import Interrupted
+from stages.models.folder import model_folder
+from stages.models.generate import Answer
+from stages.models.load import Loading, load_policy, max_positions
 from stages.models.network import Network
 from stages.models.precision import choose
+from stages.runtime import start
 from stages.runtime.reporter import Reporter
 from stages.runtime.run_dir import weights_hash
 from stages.runtime.signals import StopRequest
-
-CHUNK = 256  # prompts answered side by side
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,10 @@ class SampleOptions:
     device: str = "auto"
     precision: str = "auto"
 
+    def drawing(self) -> Drawing:
+        """How its answers are drawn."""
+        return Drawing(self.k, self.max_new_tokens, self.temperature, self.top_p, self.seed)
+
     def drawn(self) -> dict[str, Any]:
         """What decides an answer besides its prompt: it stands in every line."""
         return {
@@ -95,7 +96,13 @@ def run(
     """
     kept, tail = sample_file.read(options.output, resume=options.resume)
     codec, policy = _load(options)
-    prompts = _prompts(options, codec, policy)
+    prompts = prompts_of(
+        options.prompts,
+        codec,
+        positions=max_positions(policy.module.config),
+        max_new_tokens=options.max_new_tokens,
+        limit=options.limit,
+    ).train
     drawn = options.drawn()
     sample_file.require_of(kept, tail, prompts, {**drawn, "k": options.k}, str(options.output))
     sample_file.make_ready(options.output, kept)
@@ -105,7 +112,7 @@ def run(
         for first in range(len(kept), len(prompts), CHUNK):
             places = range(first, min(first + CHUNK, len(prompts)))
             items = [prompts[n] for n in places]
-            answers = _answers(policy, codec, items, places, options)
+            answers = draw(policy, codec, items, places, options.drawing())
             ended += sum(answer.ended for row in answers for answer in row)
             lines = [_line(*pair, codec, drawn) for pair in zip(items, answers, strict=True)]
             _hand_on(lines, options.output, write)
@@ -130,61 +137,9 @@ def run(
 
 def _load(options: SampleOptions) -> tuple[Codec, Network]:
     """The policy, and how it reads text: as its own folder says."""
-    folder = model_folder(options.policy)
     arithmetic = choose(options.device, options.precision)
     policy = load_policy(options.policy, Loading(arithmetic))
-    tokenizer = load_tokenizer(options.policy)
-    identity = read_identity(folder) if folder.is_dir() else None
-    codec = make_codec(
-        tokenizer,
-        chat_template=None,
-        as_messages=_as_messages(tokenizer, identity),
-        extra_stop_ids=identity.stop_ids if identity else (),
-    )
-    return codec, policy
-
-
-def _as_messages(tokenizer: Any, identity: Identity | None) -> bool:
-    """A model that was trained here says it; a chat model of another tool is asked in turns."""
-    return identity.as_messages if identity else tokenizer.chat_template is not None
-
-
-def _prompts(options: SampleOptions, codec: Codec, policy: Network) -> Store:
-    positions = max_positions(policy.module.config)
-    room = (positions or 1 << 20) - options.max_new_tokens
-    if room < 1:
-        raise ConfigError(
-            f"{options.max_new_tokens} leaves no room for a prompt in {positions} positions",
-            where="command line: --max-new-tokens",
-            do=f"give less than {positions}",
-        )
-    data = PromptData(
-        train=options.prompts,
-        eval=None,
-        limit=options.limit,
-        max_prompt_tokens=1 << 30,  # the positions alone limit a prompt
-    )
-    spec = LoadSpec(
-        kind="prompts", data=data, max_positions=positions, reserve_tokens=options.max_new_tokens
-    )
-    return store.load(spec, codec).train
-
-
-def _answers(
-    policy: Network,
-    codec: Codec,
-    items: Sequence[PromptItem],
-    places: Sequence[int],
-    options: SampleOptions,
-) -> list[list[Answer]]:
-    """K answers to each prompt; the prompt is read once for all of them."""
-    k = options.k
-    sampling = Sampling(options.max_new_tokens, codec.stop_ids, options.temperature, options.top_p)
-    keys = [(n, sample) for n in places for sample in range(k)]
-    uniforms = noise(options.seed, keys, options.max_new_tokens)
-    rows = [item.ids for item in items for _ in range(k)]
-    answers = generate(policy, rows, uniforms, sampling)
-    return [answers[n * k : (n + 1) * k] for n in range(len(items))]
+    return start.own_codec(options.policy), policy
 
 
 def _line(

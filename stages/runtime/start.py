@@ -62,6 +62,24 @@ def text_of(config: StageConfig, *, stop: tuple[str, ...] = ()) -> Text:
     return Text(tokenizer, codec, pad.pad_id, pad.how)
 
 
+def own_codec(source: str) -> Codec:
+    """How a model reads text, as its own folder says it.
+
+    One that was trained here says whether plain prompts become turns; a chat model of another tool
+    is asked in turns.
+    """
+    folder = model_folder(source)
+    tokenizer = load_tokenizer(source)
+    identity = read_identity(folder) if folder.is_dir() else None
+    in_turns = tokenizer.chat_template is not None if identity is None else identity.as_messages
+    return make_codec(
+        tokenizer,
+        chat_template=None,
+        as_messages=in_turns,
+        extra_stop_ids=identity.stop_ids if identity else (),
+    )
+
+
 def require_same_text(identity: Identity, codec: Codec, source: str, other: str) -> None:
     """Two models, or a model and a config, read text in the same way.
 

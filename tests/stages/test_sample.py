@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import stages.answers
 import stages.sample
 from stages.errors import CheckpointError, ConfigError, Interrupted
 from stages.models.generate import noise
@@ -187,14 +188,14 @@ def test_a_model_trained_on_turns_is_asked_in_turns(project: Project) -> None:
     changes = {"data.chat_template": "chatml", "data.as_messages": True}
     sft.run(project.config("sft", **changes), QUIET)
     seen: list[list[int]] = []
-    real = stages.sample.generate
+    real = stages.answers.generate
 
     def generate(network: Any, prompts: Any, *rest: Any) -> Any:
         seen.extend(prompt.tolist() for prompt in prompts)
         return real(network, prompts, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages.sample, "generate", generate)
+        patch.setattr(stages.answers, "generate", generate)
         found = sampled(policy="runs/sft", k=1, limit=1)
     text = f"<|im_start|>user\n{PROMPTS[0]['prompt']}<|im_end|>\n<|im_start|>assistant\n"
     assert seen == [ids_of(text)]
