@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from rlhf_cli import failure
-from rlhf_cli.commands import check, init, online, ppo, preference, sample, sft, train_rm
+from rlhf_cli.commands import check, evaluate, init, online, ppo, preference, sample, sft, train_rm
 from rlhf_cli.commands import config as config_command
 from rlhf_cli.commands import data as data_command
 
@@ -29,9 +29,14 @@ app.command("ppo")(ppo.command)
 for _word, _command in {**preference.commands, **online.commands}.items():
     app.command(_word)(_command)
 app.command("sample")(sample.sample)
+app.command("evaluate")(evaluate.evaluate)
 app.command("check")(check.check)
 app.add_typer(config_command.app, name="config")
 app.add_typer(data_command.app, name="data")
+
+
+WITHOUT_RESUME = ("init", "check", "config", "data", "evaluate")
+"""Commands that begin anew each time."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         return failure.reader_left()
     except (Exception, KeyboardInterrupt) as error:
-        resumes = not any(word in ("init", "check", "config", "data") for word in argv[:1])
+        resumes = not any(word in WITHOUT_RESUME for word in argv[:1])
         return failure.report(
             error, as_json="--json" in argv, debug="--debug" in argv, resumes=resumes
         )

@@ -119,10 +119,32 @@ def parse(text: str, *, stage: str | None = None) -> Gate:
     Raises:
         ConfigError: the text is not a metric of the stage, a comparison and a finite number.
     """
+    return _gate(text, lambda name: _check_name(text, name, stage), "eval/accuracy>=0.7")
+
+
+def parse_figure(text: str, known: Sequence[str]) -> Gate:
+    """Read one requirement of an evaluation, whose figures have names of one word.
+
+    Args:
+        text: such as ``accuracy>=0.7``.
+        known: the figures.
+
+    Raises:
+        ConfigError: the text is not one of them, a comparison and a finite number.
+    """
+
+    def check_name(name: str) -> None:
+        if name not in known:
+            raise _unknown(text, name, "figure", list(known))
+
+    return _gate(text, check_name, f"{known[0]}>=0.7")
+
+
+def _gate(text: str, check_name: Callable[[str], None], example: str) -> Gate:
     match = PATTERN.fullmatch(text)
     if match is None:
-        raise _error(text, "not of the form metric>=number", "write it like 'eval/accuracy>=0.7'")
-    _check_name(text, match["name"], stage)
+        raise _error(text, "not of the form metric>=number", f"write it like '{example}'")
+    check_name(match["name"])
     try:
         bound = float(match["bound"])
     except ValueError:
@@ -132,8 +154,16 @@ def parse(text: str, *, stage: str | None = None) -> Gate:
     return Gate(match["name"], match["operator"], bound)
 
 
-def check(gates: Sequence[Gate], metrics: Mapping[str, float]) -> None:
+IN_TRAINING = "train longer or on better data, or change the bound; the model is saved"
+
+
+def check(gates: Sequence[Gate], metrics: Mapping[str, float], *, do: str = IN_TRAINING) -> None:
     """Compare the figures of a finished run with what was required of it.
+
+    Args:
+        gates: the requirements.
+        metrics: the figures.
+        do: what helps where one is not met.
 
     Raises:
         GateError: at least one requirement is not met; all of them are named.
@@ -142,7 +172,7 @@ def check(gates: Sequence[Gate], metrics: Mapping[str, float]) -> None:
     if objections:
         raise GateError(
             "; ".join(objections),
-            do="train longer or on better data, or change the bound; the model is saved",
+            do=do,
             where="--require",
         )
 
@@ -163,9 +193,13 @@ def _check_name(text: str, name: str, stage: str | None) -> None:
         return
     if name in names():
         raise _error(text, f"{name} is no metric of this stage", "see the list in docs/metrics.md")
+    raise _unknown(text, name, "metric", known)
+
+
+def _unknown(text: str, name: str, what: str, known: list[str]) -> ConfigError:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"write {close[0]}" if close else f"name one of {', '.join(known)}"
-    raise _error(text, f"{name} is not a metric", hint)
+    return _error(text, f"{name} is not a {what}", hint)
 
 
 def _error(text: str, what: str, do: str) -> ConfigError:

@@ -66,7 +66,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         patch.setenv("RLHF_CACHE", str(folder / "cache"))
         for words in rlhf_lines("README.md"):
-            if words[0] in (*OVERRIDES, "sample") and not {"--resume", "--json"} & {*words}:
+            runs = words[0] in (*OVERRIDES, "sample", "evaluate")
+            if runs and not {"--resume", "--json"} & {*words}:
                 _run(words)
                 if words[0] == "sample":
                     rank_answers(folder)
@@ -76,8 +77,24 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def _run(words: list[str]) -> None:
     if "--num-processes" in words:  # processes are tested where the launcher is
         return
-    extra = [*SMALL, *OVERRIDES[words[0]]] if words[0] in OVERRIDES else ["--max-new-tokens", "8"]
-    assert main([*words, *extra]) == 0, words
+    assert main([*words, *_extra(words)]) == 0, words
+
+
+def _extra(words: list[str]) -> list[str]:
+    """What makes a line small; a reward model that is evaluated answers nothing."""
+    if words[0] in OVERRIDES:
+        return [*SMALL, *OVERRIDES[words[0]]]
+    judges = words[0] == "evaluate" and "--reward" not in words
+    return [] if judges else ["--max-new-tokens", "8"]
+
+
+def test_the_lines_that_evaluate_a_reward_model_and_policies_run(project: Path) -> None:
+    shutil.copy("rankings.jsonl", "held_out.jsonl")
+    lines = [words for words in rlhf_lines("docs/pipeline.md") if words[0] == "evaluate"]
+    assert len(lines) == 3
+    for words in lines:
+        bound = words.index("--require") if "--require" in words else len(words)
+        _run(words[:bound])  # what the data of this test teach is nothing
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward_model", "ppo"])

@@ -51,12 +51,16 @@ LAYERS: tuple[tuple[str, int, set[str]], ...] = (
     ("stages/criticless.py", 4, TORCH),
     ("stages/actors.py", 4, HF),
     ("stages/sample_file.py", 4, set()),
+    ("stages/answers.py", 4, set()),
+    ("stages/answer_figures.py", 4, TORCH),
+    ("stages/comparison.py", 4, TORCH),
     ("stages/sft.py", 5, HF),
     ("stages/reward_model.py", 5, HF),
     ("stages/ppo.py", 5, HF),
     ("stages/preference.py", 5, HF),
     ("stages/online.py", 5, HF),
     ("stages/sample.py", 5, HF),
+    ("stages/evaluate.py", 5, TORCH),
     ("stages/check.py", 5, HF),
     ("rlhf_cli/", 6, TERMINAL | {"typing_extensions"}),
 )
@@ -83,6 +87,9 @@ STEPS = (
     "stages/criticless.py",
     "stages/actors.py",
     "stages/sample_file.py",
+    "stages/answers.py",
+    "stages/answer_figures.py",
+    "stages/comparison.py",
 )
 """The parts of layer 4, each of which may use those before it."""
 EXTRA = {

@@ -42,7 +42,7 @@ def sample(
 ) -> None:
     """Sample K answers per prompt, for people to rank (JSONL)."""
     file = None if output is None or is_stdout(output) else output
-    _check_numbers(k, max_new_tokens, temperature, top_p, limit)
+    check_numbers(k, max_new_tokens, temperature, top_p, limit)
     _check_output(file, resume=resume, as_json=as_json)
     silence_libraries(debug=debug)
     from stages import sample as stage_sample
@@ -65,7 +65,7 @@ def sample(
         print(_summary(_as_mapping(result), as_json=as_json), flush=True)
 
 
-def _check_numbers(
+def check_numbers(
     k: int, max_new_tokens: int, temperature: float, top_p: float, limit: int | None
 ) -> None:
     """Refuse what no model could sample with, before one is loaded."""

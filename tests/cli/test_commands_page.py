@@ -25,6 +25,7 @@ COMMANDS = {
     **dict.fromkeys(("grpo", "rloo", "reinforce", "online-dpo"), "sft"),
     "check": "check",
     "sample": "sample",
+    "evaluate": "evaluate",
     "init": "init",
     "data inspect": "data",
     "data convert": "data",

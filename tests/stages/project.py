@@ -228,7 +228,7 @@ class Listener(SilentReporter):
     @property
     def trains(self) -> bool:
         """Whether the count is one of steps or prompts, not of records that are read."""
-        return bool(self.phases) and self.phases[-1] in (*STAGES, "sample")
+        return bool(self.phases) and self.phases[-1] in (*STAGES, "sample", "evaluate")
 
     def note(self, text: str) -> None:
         self.notes.append(text)
