@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from stages.answer_figures import Sampled
 from stages.answers import Drawing, draw
 from stages.batch import Group
 from stages.data.kinds import PromptItem
@@ -23,7 +24,6 @@ from stages.models.source import identity_of
 from stages.references import answer_logps
 from stages.runtime import start
 from stages.runtime.processes import World
-from stages.answer_figures import Sampled
 
 BUDGET = 8192  # tokens of a reading pass
 

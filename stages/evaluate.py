@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from stages.answer_figures import Sampled
 from stages.answers import CHUNK, Drawing, prompts_of
 from stages.comparison import BUDGET, Comparison, Names, require_finite
 from stages.config.shared import PromptData
@@ -30,7 +31,6 @@ from stages.runtime import start
 from stages.runtime.processes import World
 from stages.runtime.reporter import Reporter
 from stages.runtime.signals import StopRequest
-from stages.answer_figures import Sampled
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import torch
 
 import stages.evaluate
 from stages import reward_model, sample
+from stages.answer_figures import Diversity, mean_interval
 from stages.answers import Drawing
 from stages.comparison import Names
 from stages.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
 from stages.evaluate import PolicyOptions, RewardOptions, of_policy, of_reward
 from stages.runtime.reporter import SilentReporter
 from stages.sample import SampleOptions
-from stages.answer_figures import Diversity, mean_interval
 from tests.stages.project import (
     END_ID,
     RANKINGS,
