@@ -10,7 +10,7 @@ one token a step. Rows that have ended are dropped from the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,6 +29,8 @@ from stages.seeds import seed_of
 CACHE_TOKENS = 1 << 16  # tokens decoded side by side at most, prompts included
 LOOK_ON_GPU = 8  # tokens between two looks at what has ended: a look waits for the device
 COMPACT_AT = 0.8  # share of running rows below which ended rows leave the cache
+
+Hear = Callable[[int], None]  # is told each token of the one answer that is sampled
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ def generate(
     prompts: Sequence[Ids],
     uniforms: Tensor,
     sampling: Sampling,
+    *,
+    hear: Hear | None = None,
 ) -> list[Answer]:
     """Sample answers to prompts.
 
@@ -86,11 +90,14 @@ def generate(
         prompts: R rows of token ids; equal neighbours share their prefill.
         uniforms: ``[R, max_new_tokens]`` numbers in [0, 1).
         sampling: limits and distribution.
+        hear: is told each token of a single answer as it is drawn, its stop token included; what it
+            raises ends the sampling.
 
     Returns:
         R answers, in the order of the prompts.
     """
     assert all(len(prompt) for prompt in prompts), "a prompt has no token to go on from"
+    assert hear is None or len(prompts) == 1, "one answer at a time can be listened to"
     training = network.module.training
     network.module.eval()
     answers: list[Answer] = [Answer(np.empty(0, np.int64), False)] * len(prompts)
@@ -98,7 +105,8 @@ def generate(
         with network.autocast():
             decode = _decode if network.cached else _decode_with_transformers
             for rows in _chunks(prompts, sampling.max_new_tokens, same_length=not network.cached):
-                chunk = decode(network, [prompts[r] for r in rows], uniforms[rows], sampling)
+                asked = [prompts[r] for r in rows]
+                chunk = decode(network, asked, uniforms[rows], sampling, hear)
                 for row, answer in zip(rows, chunk, strict=True):
                     answers[row] = answer
     finally:
@@ -154,7 +162,11 @@ def _chunks(prompts: Sequence[Ids], new_tokens: int, *, same_length: bool) -> li
 
 
 def _decode(
-    network: Network, prompts: Sequence[Ids], uniforms: Tensor, sampling: Sampling
+    network: Network,
+    prompts: Sequence[Ids],
+    uniforms: Tensor,
+    sampling: Sampling,
+    hear: Hear | None,
 ) -> list[Answer]:
     """Prefill, then one token a step for the rows that still run."""
     cache, hidden = _prefill(network, prompts)
@@ -164,9 +176,11 @@ def _decode(
     uniforms = uniforms.to(network.device)
     running = torch.arange(len(prompts), device=network.device)
     alive = torch.ones_like(running, dtype=torch.bool)
-    look = LOOK_ON_GPU if network.device.type == "cuda" else 1
+    look = LOOK_ON_GPU if network.device.type == "cuda" and hear is None else 1
     for step in range(sampling.max_new_tokens):
         token = pick(logits(network, hidden), uniforms[running, step], sampling)
+        if hear is not None:
+            hear(int(token[0]))
         tokens[running, step] = torch.where(alive, token, 0)
         lengths[running] += alive
         alive &= ~torch.isin(token, stop)
@@ -211,17 +225,25 @@ def _answers(tokens: Tensor, lengths: Tensor, sampling: Sampling) -> list[Answer
 class _Inverse(LogitsProcessor):
     """Makes transformers' greedy search take the token that ``pick`` takes."""
 
-    def __init__(self, uniforms: Tensor, prompt: int, sampling: Sampling) -> None:
-        self.uniforms, self.prompt, self.sampling = uniforms, prompt, sampling
+    def __init__(
+        self, uniforms: Tensor, prompt: int, sampling: Sampling, hear: Hear | None
+    ) -> None:
+        self.uniforms, self.prompt, self.sampling, self.hear = uniforms, prompt, sampling, hear
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         token = pick(scores, self.uniforms[:, input_ids.shape[1] - self.prompt], self.sampling)
+        if self.hear is not None:
+            self.hear(int(token[0]))
         chosen = torch.full_like(scores, float("-inf"))
         return chosen.scatter(1, token[:, None], 0.0)
 
 
 def _decode_with_transformers(
-    network: Network, prompts: Sequence[Ids], uniforms: Tensor, sampling: Sampling
+    network: Network,
+    prompts: Sequence[Ids],
+    uniforms: Tensor,
+    sampling: Sampling,
+    hear: Hear | None,
 ) -> list[Answer]:
     """The same answers by transformers' own loop, for families whose attention is their own.
 
@@ -238,7 +260,7 @@ def _decode_with_transformers(
         out = network.module.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            logits_processor=[_Inverse(uniforms.to(ids.device), ids.shape[1], sampling)],
+            logits_processor=[_Inverse(uniforms.to(ids.device), ids.shape[1], sampling, hear)],
         )
     tokens = out[:, ids.shape[1] :]
     ended = torch.isin(tokens, torch.tensor(sampling.stop_ids, device=out.device))

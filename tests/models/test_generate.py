@@ -229,6 +229,41 @@ def test_generation_settings_of_the_base_model_do_not_alter_answers(family):
     assert_same(generate(policy, texts, rows, sampling()), expected)
 
 
+@each_family
+def test_an_answer_that_is_listened_to_is_the_answer(family):
+    policy, texts, rows = network(family), prompts(), uniforms(len(LENGTHS))
+    for n, expected in enumerate(generate(policy, texts, rows, sampling())):
+        for listened in (policy, native(policy)):
+            heard: list[int] = []
+            answer = generate(
+                listened, texts[n : n + 1], rows[n : n + 1], sampling(), hear=heard.append
+            )
+            assert_same(answer, [expected])
+            assert heard == expected.ids.tolist()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_listener_can_end_the_answer_and_the_mode_is_restored(cached):
+    policy = network("llama") if cached else native(network("llama"))
+    policy.module.train()
+    heard: list[int] = []
+
+    def hear(token: int) -> None:
+        heard.append(token)
+        if len(heard) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        generate(policy, prompts((3,)), uniforms(1), sampling(stop_ids=(97,)), hear=hear)
+    assert len(heard) == 2
+    assert policy.module.training
+
+
+def test_several_answers_cannot_be_listened_to_at_once():
+    with pytest.raises(AssertionError, match="one answer at a time"):
+        generate(network("llama"), prompts((3, 4)), uniforms(2), sampling(), hear=print)
+
+
 def test_no_prompts_give_no_answers():
     assert generate(network("llama"), [], torch.zeros(0, T), sampling()) == []
 
