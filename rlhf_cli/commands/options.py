@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Optional
 
 import typer
+
+from stages.errors import ConfigError
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config, a YAML file.")]
 Overrides = Annotated[
@@ -43,3 +46,29 @@ Overwrite = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything and train nothing; same as rlhf check.")
 ]
+
+
+def require_number(holds: bool, option: str, value: object, right: str) -> None:
+    """Refuse a number that no model could work with, before one is loaded.
+
+    Raises:
+        ConfigError: it is out of range; ``right`` says what would be in it.
+    """
+    if not holds:
+        raise ConfigError(
+            f"{value} is out of range", do=f"give {right}", where=f"command line: {option}"
+        )
+
+
+def require_choice(option: str, value: str | None, words: Sequence[str]) -> None:
+    """Refuse a word that an option does not know; None is not given.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if value is not None and value not in words:
+        raise ConfigError(
+            f"there is no {value}",
+            do=f"give {', '.join(words[:-1])} or {words[-1]}",
+            where=f"command line: {option}",
+        )

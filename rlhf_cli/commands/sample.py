@@ -12,6 +12,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from rlhf_cli.commands import options
+from rlhf_cli.commands.options import require_number
 from rlhf_cli.commands.standard_output import is_stdout
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
@@ -69,18 +70,11 @@ def check_numbers(
     k: int, max_new_tokens: int, temperature: float, top_p: float, limit: int | None
 ) -> None:
     """Refuse what no model could sample with, before one is loaded."""
-    _require(k >= 1, "--k", k, "1 or more")
-    _require(max_new_tokens >= 1, "--max-new-tokens", max_new_tokens, "1 or more")
-    _require(0 < temperature < math.inf, "--temperature", temperature, "a number above 0")
-    _require(0 < top_p <= 1, "--top-p", top_p, "above 0 and at most 1")
-    _require(limit is None or limit >= 1, "--limit", limit, "1 or more")
-
-
-def _require(holds: bool, option: str, value: object, right: str) -> None:
-    if not holds:
-        raise ConfigError(
-            f"{value} is out of range", do=f"give {right}", where=f"command line: {option}"
-        )
+    require_number(k >= 1, "--k", k, "1 or more")
+    require_number(max_new_tokens >= 1, "--max-new-tokens", max_new_tokens, "1 or more")
+    require_number(0 < temperature < math.inf, "--temperature", temperature, "a number above 0")
+    require_number(0 < top_p <= 1, "--top-p", top_p, "above 0 and at most 1")
+    require_number(limit is None or limit >= 1, "--limit", limit, "1 or more")
 
 
 def _check_output(file: str | None, *, resume: bool, as_json: bool) -> None:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 
 class StopRequest:
-    """Whether a stop was asked for; a context that holds the signal handlers."""
+    """Whether a stop was asked for; a context that holds the signal handlers.
 
-    def __init__(self) -> None:
+    Args:
+        leave: what the second signal does; it is told the signal's number.
+    """
+
+    def __init__(
+        self, leave: Callable[[int], None] = lambda signum: os._exit(128 + signum)
+    ) -> None:
         self.signum = 0
+        self.leave = leave
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -28,5 +36,5 @@ class StopRequest:
 
     def _ask(self, signum: int, _: FrameType | None) -> None:
         if self.signum:
-            os._exit(128 + signum)
+            self.leave(signum)
         self.signum = signum
