@@ -9,7 +9,18 @@ from collections.abc import Sequence
 import typer
 
 from rlhf_cli import failure
-from rlhf_cli.commands import check, evaluate, init, online, ppo, preference, sample, sft, train_rm
+from rlhf_cli.commands import (
+    chat,
+    check,
+    evaluate,
+    init,
+    online,
+    ppo,
+    preference,
+    sample,
+    sft,
+    train_rm,
+)
 from rlhf_cli.commands import config as config_command
 from rlhf_cli.commands import data as data_command
 
@@ -30,12 +41,13 @@ for _word, _command in {**preference.commands, **online.commands}.items():
     app.command(_word)(_command)
 app.command("sample")(sample.sample)
 app.command("evaluate")(evaluate.evaluate)
+app.command("chat")(chat.chat)
 app.command("check")(check.check)
 app.add_typer(config_command.app, name="config")
 app.add_typer(data_command.app, name="data")
 
 
-WITHOUT_RESUME = ("init", "check", "config", "data", "evaluate")
+WITHOUT_RESUME = ("init", "check", "config", "data", "evaluate", "chat")
 """Commands that begin anew each time."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -111,6 +112,18 @@ def test_three_runs_write_every_documented_metric_but_those_of_rare_events(proje
     for stage in ("sft", "reward_model", "ppo"):
         found = {name for row in rows(project / "runs" / stage / "metrics.jsonl") for name in row}
         assert set(gates.names(stage)) - found <= {"policy/stopped_early"}
+
+
+def test_a_conversation_answers_with_the_documented_keys(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    [words] = [words for words in rlhf_lines("README.md") if words[0] == "chat"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Name red and tea.\n")))
+    assert main([*words, "--json", "--max-new-tokens", "4"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert isinstance(answer["score"], float)
+    table = part("docs/commands.md", "## `rlhf chat`").partition("| key | value |")[2]
+    assert set(answer) == set(first_cells(table))
 
 
 def test_samples_have_the_documented_keys(project: Path) -> None:

@@ -54,6 +54,7 @@ LAYERS: tuple[tuple[str, int, set[str]], ...] = (
     ("stages/answers.py", 4, set()),
     ("stages/answer_figures.py", 4, TORCH),
     ("stages/comparison.py", 4, TORCH),
+    ("stages/conversation.py", 4, set()),
     ("stages/sft.py", 5, HF),
     ("stages/reward_model.py", 5, HF),
     ("stages/ppo.py", 5, HF),
@@ -61,6 +62,7 @@ LAYERS: tuple[tuple[str, int, set[str]], ...] = (
     ("stages/online.py", 5, HF),
     ("stages/sample.py", 5, HF),
     ("stages/evaluate.py", 5, TORCH),
+    ("stages/chat.py", 5, TORCH),
     ("stages/check.py", 5, HF),
     ("rlhf_cli/", 6, TERMINAL | {"typing_extensions"}),
 )
@@ -90,6 +92,7 @@ STEPS = (
     "stages/answers.py",
     "stages/answer_figures.py",
     "stages/comparison.py",
+    "stages/conversation.py",
 )
 """The parts of layer 4, each of which may use those before it."""
 EXTRA = {

@@ -16,7 +16,17 @@ from rlhf_cli.app import main
 from rlhf_cli.launch import LAUNCHED
 from stages import errors
 
-COMMANDS = ("sft", "train-rm", "ppo", "sample", "check", "init", "config show", "config schema")
+COMMANDS = (
+    "sft",
+    "train-rm",
+    "ppo",
+    "sample",
+    "chat",
+    "check",
+    "init",
+    "config show",
+    "config schema",
+)
 ROOT = Path(__file__).parents[2]
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "check": "check",
     "sample": "sample",
     "evaluate": "evaluate",
+    "chat": "chat",
     "init": "init",
     "data inspect": "data",
     "data convert": "data",
