@@ -15,7 +15,7 @@ import tokenizers
 
 from stages.data import files, formats, workers
 from stages.data.chunks import Chunk, Recipe, encode_chunk, prompt_number
-from stages.data.encode import Limits
+from stages.data.fit import Limits
 from stages.data.kinds import as_kind
 from stages.data.records import Document, Record, Useless
 from stages.data.report import DUPLICATE, Tally

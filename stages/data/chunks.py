@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from stages.batch import Group
 from stages.data import encode
+from stages.data.fit import Limits
 from stages.data.kinds import KINDS, Judged, PromptItem, lengths_of
 from stages.data.records import (
     Document,
@@ -31,7 +32,7 @@ class Recipe:
     """How records of a kind are encoded; the fields are those of ``LoadSpec``."""
 
     kind: str
-    limits: encode.Limits
+    limits: Limits
     train_on: str
     ties: str
     margin: Any
@@ -132,7 +133,7 @@ def _encode(record: Any, recipe: Recipe, codec: Codec) -> Sequence[Any] | str:
     return item if isinstance(item, str) else [item]
 
 
-def _judged(record: Ranking, codec: Codec, limits: encode.Limits) -> Judged | str:
+def _judged(record: Ranking, codec: Codec, limits: Limits) -> Judged | str:
     """A ranking with a strict pair, and what else its line says."""
     group = encode.encode_ranking(record, codec, limits)
     if isinstance(group, str):

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stages.batch import Example, Group
-from stages.data.records import (
-    Demonstration,
-    Document,
-    Labelled,
-    Prompt,
-    PromptLike,
-    Ranking,
-    Response,
-    Turns,
-)
-from stages.data.templates import Codec, EncodedPrompt, Span
+from stages.data.fit import Limits, fit, fit_prompt, response_ids
+from stages.data.records import Demonstration, Document, Labelled, Prompt, Ranking, Response
+from stages.data.templates import Codec, EncodedPrompt
 from stages.errors import DataError
 
-PROMPT_OVER = "prompt over max_prompt_tokens"
-ANSWER_OVER = "answer over max_response_tokens"
-POSITIONS_OVER = "prompt and answer over the model's positions"
 EMPTY_ANSWER = "empty answer"
 EMPTY_PROMPT = "empty prompt"
 UNRANKED = "fewer than two ranked answers"
@@ -32,23 +20,6 @@ NO_STRICT_PAIR = "no strict pair"
 ALL_TIED = "all answers tied"
 NO_TARGET = "no target token"
 DESIRABLE, UNDESIRABLE = 1, 2  # the ranks of labelled answers
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Where a record is too long, in tokens; None = no limit.
-
-    Attributes:
-        prompt: ``data.max_prompt_tokens``.
-        response: ``data.max_response_tokens``, the end token included.
-        positions: positions of the model, shared by prompt and answer.
-        truncate: cut records that are too long instead of dropping them.
-    """
-
-    prompt: int | None = None
-    response: int | None = None
-    positions: int | None = None
-    truncate: bool = False
 
 
 def encode_demonstration(
@@ -65,7 +36,7 @@ def encode_demonstration(
     """
     if not record.response.text.strip():
         return EMPTY_ANSWER
-    fitted = _fit(record.prompt, (record.response,), codec, limits)
+    fitted = fit(record.prompt, (record.response,), codec, limits)
     if isinstance(fitted, str):
         return fitted
     prompt, (answer,) = fitted
@@ -105,7 +76,7 @@ def encode_ranking(
     if ties == "drop" and len(set(ranks)) == 1:
         return NO_STRICT_PAIR
     answers = tuple(response for response, _ in ranked)
-    fitted = _fit(record.prompt, answers, codec, limits)
+    fitted = fit(record.prompt, answers, codec, limits)
     if isinstance(fitted, str):
         return fitted
     prompt, encoded = fitted
@@ -133,7 +104,7 @@ def encode_labelled(record: Labelled | Ranking, codec: Codec, limits: Limits) ->
             return NO_STRICT_PAIR
         answers = tuple(r for r, _ in decided)
         ranks = tuple(DESIRABLE if side > 0 else UNDESIRABLE for _, side in decided)
-    fitted = _fit(record.prompt, answers, codec, limits)
+    fitted = fit(record.prompt, answers, codec, limits)
     if isinstance(fitted, str):
         return fitted
     prompt, encoded = fitted
@@ -147,7 +118,7 @@ def encode_prompt(
 ) -> EncodedPrompt | str:
     """A prompt that leaves ``reserve`` positions for its answer."""
     room = None if limits.positions is None else limits.positions - reserve
-    fitted = _fit_prompt(record.prompt, codec, limits, room)
+    fitted = fit_prompt(record.prompt, codec, limits, room)
     if isinstance(fitted, EncodedPrompt) and not len(fitted.ids):
         return EMPTY_PROMPT
     return fitted
@@ -256,74 +227,3 @@ def _score_gaps(
             do="correct rank or score, or set odpo.scale to identity or odpo.offset to rank",
         )
     return np.where(better, gaps, 0.0)
-
-
-def _fit(
-    prompt: PromptLike, responses: tuple[Response, ...], codec: Codec, limits: Limits
-) -> tuple[EncodedPrompt, tuple[np.ndarray, ...]] | str:
-    """Prompt and answers within the limits: prompt tokens go before answer tokens."""
-    end = codec.end_of(prompt)
-    answers = tuple(response_ids(response, codec, end) for response in responses)
-    limit = limits.response
-    if limits.truncate and limits.positions is not None:
-        limit = min(limits.positions - 1, limit or limits.positions)
-    if limit is not None and any(len(answer) > limit for answer in answers):
-        if not limits.truncate:
-            return ANSWER_OVER
-        answers = tuple(answer[:limit] for answer in answers)
-    longest = max(map(len, answers))
-    room = None if limits.positions is None else limits.positions - longest
-    fitted = _fit_prompt(prompt, codec, limits, room)
-    return fitted if isinstance(fitted, str) else (fitted, answers)
-
-
-def response_ids(response: Response, codec: Codec, end: int) -> np.ndarray:
-    """The ids of an answer: those it was sampled with where the vocabulary is the same.
-
-    Sampled ids that ended in a stop token keep it; others get the end token, unless cut.
-    """
-    if response.ids is None or response.vocabulary != codec.vocabulary_hash:
-        return codec.encode_response(response.text, cut=response.cut, end=end)
-    ids = np.array(response.ids, dtype=np.int32)
-    if response.cut or (len(ids) and int(ids[-1]) in codec.stop_ids):
-        return ids
-    return np.append(ids, np.int32(end))
-
-
-def _fit_prompt(
-    prompt: PromptLike, codec: Codec, limits: Limits, room: int | None
-) -> EncodedPrompt | str:
-    """The prompt within its own limit and the positions its answer leaves it."""
-    encoded = codec.encode_prompt(prompt)
-    length = len(encoded.ids)
-    over_own = limits.prompt is not None and length > limits.prompt
-    over_room = room is not None and length > room
-    if not over_own and not over_room:
-        return encoded
-    limit = min(n for n in (limits.prompt, room) if n is not None)
-    if not limits.truncate or limit < 1:
-        return PROMPT_OVER if over_own else POSITIONS_OVER
-    for shorter in _without_oldest(codec.turns(prompt)):
-        encoded = codec.encode_prompt(shorter)
-        if len(encoded.ids) <= limit:
-            return encoded
-    return _last_tokens(encoded, limit, codec.prefix if codec.turns(prompt) is None else ())
-
-
-def _without_oldest(turns: Turns | None) -> Iterator[Turns]:
-    """The conversation from its second, third, … user turn on, behind its system turn."""
-    if turns is None:
-        return
-    head = turns[:1] if turns[0].role == "system" else ()
-    starts = [n for n, turn in enumerate(turns) if turn.role == "user"]
-    for start in starts[1:]:
-        yield (*head, *turns[start:])
-
-
-def _last_tokens(encoded: EncodedPrompt, limit: int, prefix: tuple[int, ...]) -> EncodedPrompt:
-    """The last ``limit`` tokens, behind the prefix where there is room for it."""
-    kept = len(prefix) if len(prefix) < limit else 0
-    cut = len(encoded.ids) - (limit - kept)
-    ids = np.concatenate([encoded.ids[:kept], encoded.ids[cut:]])
-    spans = (Span(max(s.start - cut, 0) + kept, s.stop - cut + kept) for s in encoded.spans)
-    return EncodedPrompt(ids, tuple(span for span in spans if span.stop > kept))

@@ -23,8 +23,8 @@ from stages.data.encode import (
     NO_STRICT_PAIR,
     UNRANKED,
     ranked_responses,
-    response_ids,
 )
+from stages.data.fit import response_ids
 from stages.data.kinds import NO_ANSWER
 from stages.data.records import Demonstration, Document, Labelled, Prompt, Ranking, Record, Useless
 from stages.data.report import DUPLICATE, quantiles

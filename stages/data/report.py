@@ -9,14 +9,8 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from stages.data.chunks import Chunk
-from stages.data.encode import (
-    ALL_TIED,
-    ANSWER_OVER,
-    NO_STRICT_PAIR,
-    POSITIONS_OVER,
-    PROMPT_OVER,
-    UNRANKED,
-)
+from stages.data.encode import ALL_TIED, NO_STRICT_PAIR, UNRANKED
+from stages.data.fit import ANSWER_OVER, POSITIONS_OVER, PROMPT_OVER
 from stages.errors import DataError
 
 DUPLICATE = "duplicate prompt"

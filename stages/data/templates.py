@@ -8,27 +8,18 @@ boundaries, so that a conversation and its continuation share their ids.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import TemplateError
 
-from stages.data.records import Message, PromptLike, Turns, to_json
+from stages.data.chat_template import end_of_turn, pieces_of, render, template_of
+from stages.data.long_text import first_tokens, last_tokens
+from stages.data.records import Message, PromptLike, Turns
 from stages.errors import CheckpointError, ConfigError
-
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-_BUILT_IN = {"chatml": CHATML}
-_END_OF_CHATML = "<|im_end|>"
 
 
 class Span(NamedTuple):
@@ -89,26 +80,26 @@ class Codec:
             return prompt
         return self._apply(turns, generation=True)
 
-    def encode_prompt(self, prompt: PromptLike) -> EncodedPrompt:
+    def encode_prompt(self, prompt: PromptLike, most: int | None = None) -> EncodedPrompt:
         """The ids of a prompt, in every stage.
+
+        Args:
+            prompt: a text or turns.
+            most: of a prompt of more than ``most`` ids, the last ``most`` are right, with the
+                answers among them, and more are there; None = all are.
 
         Raises:
             ConfigError: messages without a chat template, or a template that refuses them.
         """
         turns = self.turns(prompt)
         if turns is None:
-            return EncodedPrompt(self._plain(self.render(prompt)))
-        pieces = self._pieces(turns)
-        parts = [self._ids(pieces[0])]
-        spans = []
-        for answer, after in zip(pieces[1::2], pieces[2::2], strict=True):
-            start = sum(map(len, parts))
-            parts += [self._ids(answer), self._ids(after)]
-            spans.append(Span(start, start + len(parts[-2]) + self._end_within(parts[-1])))
-        return EncodedPrompt(np.concatenate(parts), tuple(spans))
+            return EncodedPrompt(self._plain(self.render(prompt), most))
+        return self._joined(
+            pieces_of(turns, lambda shown: self._apply(shown, generation=True)), most
+        )
 
     def encode_response(
-        self, text: str, *, cut: bool = False, end: int | None = None
+        self, text: str, *, cut: bool = False, end: int | None = None, most: int | None = None
     ) -> np.ndarray:
         """The ids of an answer, closed by exactly one end token unless it was cut.
 
@@ -116,10 +107,15 @@ class Codec:
             text: the answer; end tokens written at its end are taken off first.
             cut: whether the answer stops without having ended.
             end: the end token, ``end_id`` unless given.
+            most: of an answer of more than ``most`` ids, the first ``most`` are right, and more are
+                there; None = all are.
         """
         end = self.end_id if end is None else end
-        ids = self._ids(text)
-        while len(ids) and ids[-1] in (end, self.end_id, self.eos_id):
+        ends = (end, self.end_id, self.eos_id)
+        ids, whole = first_tokens(self._ids, text, most)
+        if not whole and ids[-1] in ends:
+            ids = self._ids(text)  # whether the answer goes on behind it decides
+        while len(ids) and ids[-1] in ends:
             ids = ids[:-1]
         return ids if cut else np.append(ids, np.int32(end))
 
@@ -139,12 +135,36 @@ class Codec:
         text = fast.to_str() if hasattr(fast, "to_str") else repr(self.tokenizer)
         return _hash([text, self.vocabulary_hash, list(self.prefix)])
 
-    def _plain(self, text: str) -> np.ndarray:
+    def _plain(self, text: str, most: int | None) -> np.ndarray:
         """A plain text behind the tokenizer's own prefix, which is not doubled."""
-        ids = self._ids(text)
+        ids, whole = last_tokens(self._ids, text, most)
+        if not whole:
+            return ids
         if tuple(ids[: len(self.prefix)]) == self.prefix:
             return ids
         return np.concatenate([np.array(self.prefix, dtype=np.int32), ids])
+
+    def _joined(self, pieces: list[str], most: int | None) -> EncodedPrompt:
+        """The ids of a conversation, its pieces taken from the last one back as far as is asked.
+
+        A span is an earlier answer and what of the piece after it still belongs to it.
+        """
+        parts: list[np.ndarray] = []
+        back: list[list[int]] = []  # start and stop of each span, as distances from the end
+        held = 0
+        for n in reversed(range(len(pieces))):
+            room = None if most is None else most - held
+            ids, whole = last_tokens(self._ids, pieces[n], room)
+            parts.append(ids)
+            held += len(ids)
+            if n % 2:
+                back[-1][0] = held
+            elif n and whole:
+                back.append([held, held - self._end_within(ids)])
+            if most is not None and held > most:
+                break
+        spans = (Span(held - start, held - stop) for start, stop in reversed(back))
+        return EncodedPrompt(np.concatenate(parts[::-1]), tuple(spans))
 
     def _ids(self, text: str) -> np.ndarray:
         # The Python part of a call takes several times as long as the tokenizer itself.
@@ -177,29 +197,6 @@ class Codec:
             )
         return render(self.tokenizer, self.template, turns, generation=generation)
 
-    def _pieces(self, turns: Turns) -> list[str]:
-        """The rendered prompt cut before and after each earlier answer: an odd number of texts.
-
-        The answers are found by rendering once more with placeholders in their stead. The texts
-        between the placeholders then delimit what the template made of each answer, trimmed or not.
-        """
-        whole = self._apply(turns, generation=True)
-        marks = {n: f"\ue000{n}\ue001" for n, t in enumerate(turns) if t.role == "assistant"}
-        if not marks:
-            return [whole]
-        masked = [Message(t.role, marks.get(n, t.content)) for n, t in enumerate(turns)]
-        skeleton = self._apply(tuple(masked), generation=True)
-        between = re.split("|".join(map(re.escape, marks.values())), skeleton)
-        found = re.fullmatch("(.*?)".join(map(re.escape, between)), whole, flags=re.DOTALL)
-        if found is None or len(between) != len(marks) + 1:
-            raise ConfigError(
-                "the chat template does not keep the earlier answers of a conversation in place",
-                where="data.chat_template",
-                do="use another template, or conversations with one answer",
-            )
-        texts = [text for pair in zip(between, found.groups(), strict=False) for text in pair]
-        return [*texts, between[-1]]
-
     def _end_within(self, ids: np.ndarray) -> int:
         """How many tokens after an answer still belong to it: blanks and the end token, or none."""
         ends = np.flatnonzero(ids == self.end_id)
@@ -228,7 +225,7 @@ def make_codec(
         ConfigError: the template is missing or broken, or ``as_messages`` has none to use.
         CheckpointError: the tokenizer has no end token.
     """
-    template = _template(tokenizer, chat_template)
+    template = template_of(tokenizer, chat_template)
     if as_messages and template is None:
         raise ConfigError(
             "data.as_messages needs a chat template, and the tokenizer has none",
@@ -236,7 +233,7 @@ def make_codec(
             do="set data.chat_template to chatml or to the path of a template",
         )
     eos_id = tokenizer.eos_token_id
-    end_id = eos_id if template is None else _end_of_turn(tokenizer, template)
+    end_id = eos_id if template is None else end_of_turn(tokenizer, template)
     if eos_id is None and end_id is None:
         raise CheckpointError(
             "the tokenizer has no end token, so no answer could ever end",
@@ -254,63 +251,6 @@ def make_codec(
         template_hash=_hash([template, as_messages, int(end_id), int(eos_id)]),
         vocabulary_hash=_hash(sorted(tokenizer.get_vocab().items())),
     )
-
-
-def render(tokenizer: Any, template: str, turns: Turns, *, generation: bool) -> str:
-    """Apply a chat template; whatever it raises becomes a ConfigError that names it."""
-    try:
-        return tokenizer.apply_chat_template(
-            to_json(turns),
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=generation,
-        )
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"the chat template fails: {error}",
-            where="data.chat_template",
-            do="correct the template, or give conversations in the form it expects",
-        ) from error
-
-
-def _template(tokenizer: Any, name: str | None) -> str | None:
-    if name is None:
-        own = tokenizer.chat_template
-        return own.get("default") if isinstance(own, dict) else own
-    if name in _BUILT_IN:
-        return _with_end_token(tokenizer, _BUILT_IN[name])
-    try:
-        return Path(name).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"cannot read the chat template: {reason}",
-            where=f"data.chat_template: {name}",
-            do=f"give the path of a Jinja file, or a built-in name: {', '.join(_BUILT_IN)}",
-        ) from error
-
-
-def _with_end_token(tokenizer: Any, template: str) -> str:
-    """The built-in template, closed by the tokenizer's own end token where it lacks ChatML's."""
-    if _END_OF_CHATML in tokenizer.get_vocab() or tokenizer.eos_token is None:
-        return template
-    return template.replace(_END_OF_CHATML, "{{ eos_token }}")
-
-
-def _end_of_turn(tokenizer: Any, template: str) -> int | None:
-    """The first special token after the text of an answer, or None where there is none."""
-    mark = "\ue000answer\ue001"
-    turns = (Message("user", "a"), Message("assistant", mark))
-    _, found, tail = render(tokenizer, template, turns, generation=False).partition(mark)
-    if not found:
-        raise ConfigError(
-            "the chat template does not show the assistant's turn",
-            where="data.chat_template",
-            do="use a template that renders every turn",
-        )
-    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    ids = tokenizer(tail, add_special_tokens=False, verbose=False)["input_ids"]
-    return next((token for token in ids if token in special), None)
 
 
 def _prefix(tokenizer: Any) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stages.data import encode
-from stages.data.encode import Limits
+from stages.data import encode, fit
+from stages.data.fit import Limits
 from stages.data.records import Demonstration, Document, Message, Prompt, Ranking, Response
 from stages.errors import DataError
 
@@ -94,9 +94,9 @@ def test_a_cut_answer_gets_no_end_token(plain):
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (Limits(prompt=2), encode.PROMPT_OVER),
-        (Limits(response=2), encode.ANSWER_OVER),
-        (Limits(positions=8), encode.POSITIONS_OVER),
+        (Limits(prompt=2), fit.PROMPT_OVER),
+        (Limits(response=2), fit.ANSWER_OVER),
+        (Limits(positions=8), fit.POSITIONS_OVER),
     ],
 )
 def test_what_is_over_a_limit_is_dropped_by_its_reason(plain, limits, reason):
@@ -143,7 +143,7 @@ def test_truncation_drops_the_oldest_turns_and_keeps_the_system_turn(chat):
 
 def test_spans_move_with_a_prompt_that_is_cut_inside_its_last_turns(chat):
     whole = chat.encode_prompt(DIALOGUE)
-    cut = encode._last_tokens(whole, len(whole.ids) - 3, ())
+    cut = fit.last_ids(whole, len(whole.ids) - 3, ())
     (before,), (after,) = whole.spans, cut.spans
     assert list(cut.ids[after.start : after.stop]) == list(whole.ids[before.start : before.stop])
 
@@ -152,7 +152,7 @@ def test_a_prompt_leaves_room_for_its_answer(plain):
     record = Prompt("xyzxyz", "f:1")
     limits = Limits(positions=10)
     assert len(encode.encode_prompt(record, plain, limits, reserve=4).ids) == 6
-    assert encode.encode_prompt(record, plain, limits, reserve=5) == encode.POSITIONS_OVER
+    assert encode.encode_prompt(record, plain, limits, reserve=5) == fit.POSITIONS_OVER
 
 
 def test_a_prompt_without_any_token_is_dropped(plain):
@@ -203,7 +203,7 @@ def test_a_tie_counts_half_where_the_config_says_so(plain):
 
 def test_one_answer_over_the_limit_drops_the_whole_ranking(plain):
     record = ranking([1, 2], texts=["z", "zyxzyx"])
-    assert encode.encode_ranking(record, plain, Limits(response=3)) == encode.ANSWER_OVER
+    assert encode.encode_ranking(record, plain, Limits(response=3)) == fit.ANSWER_OVER
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.data import files, formats
-from stages.data.encode import NO_STRICT_PAIR, Limits, encode_ranking, ranked_responses
+from stages.data.encode import NO_STRICT_PAIR, encode_ranking, ranked_responses
+from stages.data.fit import Limits
 from stages.data.formats.pairs import DIFFER
 from stages.data.records import Demonstration, Message, Prompt, Ranking, Response, Row, Useless
 from stages.errors import DataError

@@ -9,7 +9,8 @@ import pytest
 
 from stages.batch import Example, Group
 from stages.data import build, store
-from stages.data.encode import Limits, encode_demonstration
+from stages.data.encode import encode_demonstration
+from stages.data.fit import Limits
 from stages.data.records import Demonstration, Message, Response
 from stages.data.store import LoadSpec, load
 from stages.data.templates import make_codec

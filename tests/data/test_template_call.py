@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from stages.data.encode import Limits, encode_demonstration
+from stages.data.chat_template import CHATML
+from stages.data.encode import encode_demonstration
+from stages.data.fit import Limits
 from stages.data.records import Demonstration, Message, Response, to_json
-from stages.data.templates import CHATML
 
 PROMPTS = [
     (Message("user", "hello"),),

@@ -17,7 +17,8 @@ from stages.conversation import Question
 from stages.data import store
 from stages.data.records import from_json, to_json
 from stages.data.store import LoadSpec
-from stages.data.templates import CHATML, make_codec
+from stages.data.chat_template import CHATML
+from stages.data.templates import make_codec
 from stages.errors import CheckpointError, ConfigError, TrainingError
 from stages.runtime.reporter import SilentReporter
 from tests.families import POSITIONS, save_tiny

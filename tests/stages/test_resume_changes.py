@@ -11,7 +11,7 @@ import torch
 
 from stages import ppo, sft
 from stages.config import STAGES
-from stages.data.templates import CHATML
+from stages.data.chat_template import CHATML
 from stages.errors import CheckpointError, Interrupted
 from stages.runtime.reporter import SilentReporter
 from stages.runtime.resume import HARMLESS, require_same_meaning
