@@ -12,6 +12,7 @@ import math
 from decimal import Decimal
 from typing import Any, NoReturn
 
+from stages.data.json_text import GivenTwice, unique
 from stages.data.records import Cell, Message, Row, Turns
 from stages.errors import DataError
 
@@ -27,6 +28,7 @@ _ALIASES = {
     "developer": "system",
 }
 """What other data sets call the three roles."""
+_parsed = json.JSONDecoder(object_pairs_hook=unique).decode
 
 
 def wrong(what: str, where: str, do: str = "correct this field") -> NoReturn:
@@ -121,12 +123,14 @@ def items(value: object, where: str) -> list:
 
 
 def unfolded(value: object) -> object:
-    """The list or object that a text holds; every other value as it is."""
+    """The list or object that a text holds, each key once; every other value as it is."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
-    for parse in (json.loads, ast.literal_eval):
+    for parse in (_parsed, ast.literal_eval):
         try:
             found = parse(value)
+        except GivenTwice:
+            return value
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         return found if isinstance(found, list | dict) else value
@@ -210,7 +214,7 @@ def _number_in(cell: Cell, where: str) -> float:
 
 
 def _unreadable(value: object) -> str:
-    table = "write lists and objects in a table's cells as JSON"
+    table = "write lists and objects in a table's cells as JSON, each key once"
     return table if isinstance(value, Cell) else "correct this field"
 
 

@@ -94,7 +94,10 @@ def _require(columns: Mapping[str, str], row: Row) -> None:
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
-    return Row({columns.get(key, key): v for key, v in row.fields.items()}, row.origin)
+    fields = {columns.get(key, key): value for key, value in row.fields.items()}
+    if len(fields) < len(row.fields):
+        _require_unlike([columns.get(key, key) for key in row.fields], row.origin)
+    return Row(fields, row.origin)
 
 
 def _reader(name: str) -> Any:

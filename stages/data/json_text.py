@@ -41,6 +41,8 @@ def refuse(error: Exception, where: str) -> NoReturn:
     """Name what is no broken JSON and yet no record."""
     if isinstance(error, RecursionError):
         raise DataError("too deeply nested", where=where, do="flatten this record") from error
+    if isinstance(error, GivenTwice):
+        raise DataError(str(error), where=where, do="keep one of its two values") from error
     what = str(error)
     if not isinstance(error, _NotFinite):
         what = f"a whole number of more than {sys.get_int_max_str_digits()} digits"
@@ -154,4 +156,24 @@ def _finite(digits: str) -> float:
     return number
 
 
-decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).raw_decode
+class GivenTwice(ValueError):
+    """A key that an object holds twice: which of the values is meant, nobody can say."""
+
+
+def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of its pairs.
+
+    Raises:
+        GivenTwice: two of them have the same key.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        key = next(key for n, key in enumerate(keys) if key in keys[:n])
+        raise GivenTwice(f"the key {key!r} is given twice")
+    return found
+
+
+decode = json.JSONDecoder(
+    parse_float=_finite, parse_constant=_finite, object_pairs_hook=unique
+).raw_decode
