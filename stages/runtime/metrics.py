@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.disk import replace, writing
+from stages.runtime.disk import flush, replace, writing
 
 Row = dict[str, Any]
+DAMAGED = ".damaged"
+"""What the name of a log is followed by in the name of the file with its damaged lines."""
 
 
 @dataclass
@@ -50,23 +52,43 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         file.write(line)
 
 
-def cut_back(path: Path, step: int, iteration: int) -> None:
+def cut_back(path: Path, step: int, iteration: int) -> list[int]:
     """Keep the rows up to a training state; a torn last line goes as well.
 
     An iteration of ppo that a checkpoint holds unfinished is logged at the checkpoint's own step.
+    A whole line that is no row is set aside, into a file beside it: nobody can say what it held.
+
+    Returns:
+        The lines that were set aside, counted from 1.
+
+    Raises:
+        ResourceError: the disk refuses; the file is as it was.
     """
     if not path.is_file():
-        return
-    lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if _until(line, step, iteration)]
-    if kept != lines:
-        replace(path, b"".join(kept))
+        return []
+    with path.open("rb") as file:
+        lines = file.readlines()  # they end at line feeds alone
+    states = [_state(line) for line in lines if line.endswith(b"\n")]
+    damaged = [n for n, state in enumerate(states) if state is None and lines[n].strip()]
+    kept = [n for n, state in enumerate(states) if state and _within(state, step, iteration)]
+    if damaged:
+        aside = path.with_name(path.name + DAMAGED)
+        with writing(aside), aside.open("ab") as file:
+            file.writelines(lines[n] for n in damaged)
+        flush([aside])
+    if len(kept) < len(lines):
+        replace(path, b"".join(lines[n] for n in kept))
+    return [n + 1 for n in damaged]
 
 
-def _until(line: bytes, step: int, iteration: int) -> bool:
+def _within(state: tuple[int, int], step: int, iteration: int) -> bool:
+    return state[0] <= step and state[1] <= iteration
+
+
+def _state(line: bytes) -> tuple[int, int] | None:
+    """Step and iteration of a row, or None where it is no row."""
     try:
         row = json.loads(line)
-        known = int(row["step"]) <= step and int(row.get("iteration", 0)) <= iteration
-        return line.endswith(b"\n") and known
+        return int(row["step"]), int(row.get("iteration", 0))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return False
+        return None

@@ -24,8 +24,10 @@ from stages.models import manifest
 from stages.models.manifest import digest
 from stages.runtime import checkpoint
 from stages.runtime.disk import FULL, delete, flush, staged, write_text, writing
+from stages.runtime.metrics import DAMAGED
 
-FILES = ("run.json", "config.yaml", "metrics.jsonl", "samples.jsonl", ".lock")
+LOGS = ("metrics.jsonl", "samples.jsonl")
+FILES = ("run.json", "config.yaml", *LOGS, *(name + DAMAGED for name in LOGS), ".lock")
 MODELS = ("model", "last", "model_ema", "critic", "adapter", "adapter_critic")
 FOLDERS = (*MODELS, "checkpoints", "trackers", "cache")
 TRACES = (".lock", "cache")  # what is written before a run has begun

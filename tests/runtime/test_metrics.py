@@ -62,6 +62,24 @@ def test_a_torn_line_that_happens_to_be_json_goes_as_well(tmp_path):
     assert rows(path) == [{"step": 1}]
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [b'{"step": 2, "loss/sft": 0.\xff}\n', b"\0\0\0\n", b'{"loss/sft": 1.0}\n', b"3\n",
+     b'{"step": 2, "lo\n', b'{"step": "x"}\n', b"[" * 9999 + b"\n", b'{"st\rep": 2}\n'],
+)  # fmt: skip
+def test_a_damaged_row_is_named_by_its_line_and_set_aside(damaged, tmp_path):
+    """A bit that flipped on the disk must not make a row vanish without a word."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + damaged + b'{"step": 3}\n' + damaged + b'{"step": 9}\n{"st')
+    assert cut_back(path, 5, 0) == [2, 4]
+    assert rows(path) == [{"step": 1}, {"step": 3}]
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damaged * 2
+    assert cut_back(path, 5, 0) == []
+    path.write_bytes(path.read_bytes() + damaged)
+    assert cut_back(path, 5, 0) == [3]
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damaged * 3
+
+
 def test_rows_of_a_later_iteration_at_the_same_step_are_taken_back(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for step, iteration in ((4, 1), (8, 2), (8, 3)):
