@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from stages.errors import CheckpointError, ConfigError
-from stages.models import attention
+from stages.models import attention, manifest
 from stages.models.folder import Identity, is_number, model_folder
 from stages.models.network import Kind, Network, score_head
 from stages.models.precision import Arithmetic
@@ -61,10 +61,11 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTraine
     """The tokenizer of a run folder, model folder or hub id.
 
     Raises:
-        CheckpointError: its files are missing or broken.
+        CheckpointError: its files are missing, broken or no longer what was written.
     """
     identity_of(source)
     folder = model_folder(source)
+    manifest.require(folder, weights=False)
     try:
         return AutoTokenizer.from_pretrained(
             _location(source, folder), trust_remote_code=trust_remote_code

@@ -1,6 +1,6 @@
-"""Size and xxh3-128 of the weight files of a model folder, so that damage is told by name.
+"""Size and xxh3-128 of the files of a model folder, so that damage is told by name.
 
-``manifest.json`` lists the weights alone: config, tokenizer and card may be edited by hand.
+``manifest.json`` lists weights and tokenizer: settings and card may be edited by hand.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import xxhash
 from stages.errors import CheckpointError
 
 NAME = "manifest.json"
+WEIGHTS = ".safetensors"
+BY_HAND = (NAME, "config.json", "generation_config.json", "rlhf.json", "README.md")
+"""What is not listed; tokenizers have files of many names, and all of those are."""
 BLOCK = 1 << 22
 LONGEST_NAME = 255  # bytes; no file system of Linux or macOS has longer ones
 UNREADABLE = (
@@ -23,17 +26,22 @@ UNREADABLE = (
 
 
 def write(folder: Path) -> None:
-    """Write the manifest of a model folder's weights, where it has any."""
+    """Write the manifest of a model folder, where it has weights."""
     facts = {
         file.name: {"bytes": file.stat().st_size, "xxh3_128": digest(file)}
-        for file in sorted(folder.glob("*.safetensors"))
+        for file in sorted(folder.iterdir())
+        if file.is_file() and file.name not in BY_HAND
     }
-    if facts:
+    if any(name.endswith(WEIGHTS) for name in facts):
         (folder / NAME).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def require(folder: Path) -> None:
-    """The weights are those that were written; a folder without a manifest says nothing.
+def require(folder: Path, *, weights: bool = True) -> None:
+    """The files are those that were written; a folder without a manifest says nothing.
+
+    Args:
+        folder: a model folder.
+        weights: whether they are to be read as well, or the tokenizer alone.
 
     Raises:
         CheckpointError: a file is missing, cut off or changed; it is named.
@@ -41,6 +49,8 @@ def require(folder: Path) -> None:
     if not (folder / NAME).is_file():
         return
     for name, facts in read(folder / NAME).items():
+        if name.endswith(WEIGHTS) and not weights:
+            continue
         file = folder / name
         if not file.is_file():
             raise _damaged(file, "is missing")
@@ -87,6 +97,6 @@ def _damaged(path: Path, what: str) -> CheckpointError:
     return CheckpointError(
         what,
         where=str(path),
-        do="copy the folder anew, or run the stage that made it again; if you have changed the "
-        "weights yourself, delete manifest.json beside them",
+        do="copy the folder anew, or run the stage that made it again; if you have changed it "
+        "yourself, delete manifest.json beside it",
     )

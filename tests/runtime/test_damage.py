@@ -10,12 +10,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from stages.data.chat_template import CHATML
 from stages.errors import CheckpointError
+from stages.models.load import load_tokenizer
 from stages.models.source import require_weights
 from stages.runtime import checkpoint
 from stages.runtime.checkpoint import load, save
 from stages.runtime.run_dir import publish
+from tests.families import save_tiny
 from tests.runtime.test_checkpoint import assert_equal, saved
+from tests.stages.project import TOKENIZER
 
 Spoil = Callable[[Path], object]
 
@@ -124,11 +128,46 @@ def test_damaged_weights_of_a_finished_model_are_named(
     assert told in str(caught.value)
 
 
-def test_config_and_tokenizer_of_a_model_may_be_edited_and_weights_after_a_word(
-    tmp_path: Path,
-) -> None:
+def write_whole_model(folder: Path) -> None:
+    save_tiny(folder, "llama", TOKENIZER)
+    (folder / "chat_template.jinja").write_text(CHATML)
+
+
+@pytest.mark.parametrize("spoil", [flip, cut, gone])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_tokenizer_file_that_is_damaged_is_named(spoil: Spoil, name: str, tmp_path: Path) -> None:
+    publish(tmp_path, "model", write_whole_model)
+    load_tokenizer(str(tmp_path))
+    spoil(tmp_path / "model" / name)
+    for read in (load_tokenizer, require_weights):
+        with pytest.raises(CheckpointError) as caught:
+            read(str(tmp_path))
+        assert caught.value.where == str(tmp_path / "model" / name)
+        assert "delete manifest.json" in caught.value.do
+
+
+def test_a_tokenizer_is_read_without_a_look_at_the_weights(tmp_path: Path) -> None:
+    publish(tmp_path, "model", write_whole_model)
+    flip(tmp_path / "model" / "model.safetensors")
+    load_tokenizer(str(tmp_path))
+
+
+def test_a_folder_of_another_tool_or_of_an_earlier_version_is_read_as_it_is(tmp_path: Path) -> None:
+    write_whole_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("changed")
+    load_tokenizer(str(tmp_path))
+    weights = tmp_path / "model.safetensors"
+    facts = {"bytes": weights.stat().st_size, "xxh3_128": checkpoint.digest(weights)}
+    (tmp_path / "manifest.json").write_text(json.dumps({weights.name: facts}))
+    load_tokenizer(str(tmp_path))
+    require_weights(str(tmp_path))
+
+
+def test_settings_of_a_model_may_be_edited_and_weights_after_a_word(tmp_path: Path) -> None:
     publish(tmp_path, "model", write_model)
     (tmp_path / "model" / "config.json").write_text('{"mean": 1}')
+    (tmp_path / "model" / "generation_config.json").write_text("{}")
+    (tmp_path / "model" / "README.md").write_text("mine")
     require_weights(str(tmp_path))
     save_file({"b": torch.zeros(5)}, tmp_path / "model" / "model-00002-of-00002.safetensors")
     with pytest.raises(CheckpointError, match="bytes") as caught:
