@@ -15,6 +15,8 @@ from stages.errors import ConfigError
 
 COMMANDS = {word: word for word in STAGES}
 COMMANDS |= {"reward_model": "train-rm", "online_dpo": "online-dpo"}
+MOST_BYTES = 1_000_000
+"""The longest config file that is read; the longest of those that the tool writes has 10 kB."""
 _TOP = Mark(1, 1)
 _LAST = Mark(sys.maxsize, 0)  # where overrides stand among findings: behind those of the file
 
@@ -97,7 +99,14 @@ def _refuse_other_stage(source: _Source, stage: str | None) -> None:
 
 def _read(path: str) -> _Source:
     name = "stdin" if path == "-" else path
-    text = _decoded(_bytes(path), name)
+    data = _bytes(path)
+    if len(data) > MOST_BYTES:
+        raise ConfigError(
+            f"has more than {MOST_BYTES:,} bytes, which no config needs",
+            where=name,
+            do="name a config file; data files are named by its keys, such as data.train",
+        )
+    text = _decoded(data, name)
     try:
         values, places = read_yaml(text)
     except NotYaml as error:
@@ -118,10 +127,12 @@ def _read(path: str) -> _Source:
 
 
 def _bytes(path: str) -> bytes:
+    """What the file holds, or a little more of it than any config has."""
     if path == "-":
-        return sys.stdin.buffer.read()
+        return sys.stdin.buffer.read(MOST_BYTES + 1)
     try:
-        return File(path).read_bytes()
+        with File(path).open("rb") as file:
+            return file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         what, do = "no such file", "check the path; rlhf init writes complete examples"
     except IsADirectoryError:

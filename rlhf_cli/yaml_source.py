@@ -10,12 +10,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from stages.config.base import Path
 
 _MOST_VALUES = 10_000  # far more than a config has; a few aliases can ask for billions
+_TOO_MANY = f"more than {_MOST_VALUES:,} values"
+_DEEPEST = 32  # sections and lists within each other; a config has four
 _NULL, _BOOL, _INT, _FLOAT, *_TEXTS = (
     f"tag:yaml.org,2002:{name}"
     for name in ("null", "bool", "int", "float", "str", "timestamp", "merge")
@@ -53,15 +56,35 @@ class NotYaml(Exception):
         self.mark = mark
 
 
+class _BoundedComposer(Composer):
+    """Refuses while it reads what no config is, before it has cost time or memory."""
+
+    _depth = 0
+    _values = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """One node and all within it."""
+        self._depth += 1
+        self._values += index is not None  # what has none is a key, or the whole
+        if self._depth > _DEEPEST or self._values > _MOST_VALUES:
+            what = "nested too deeply" if self._depth > _DEEPEST else _TOO_MANY
+            raise NotYaml(what, _mark(self.parser.peek_event().start_mark))
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
 def read_yaml(text: str) -> Document:
     """One YAML 1.2 document; an empty text is null.
 
     Raises:
-        NotYaml: broken syntax, a key given twice, a tag, or nesting without end.
+        NotYaml: broken syntax, a key given twice, a tag, nesting without end, or too much of it.
     """
     places: dict[Path, Place] = {}
     try:
-        root = YAML(typ="rt", pure=True).compose(text)
+        reader = YAML(typ="rt", pure=True)
+        reader.Composer = _BoundedComposer
+        root = reader.compose(text)
         value = None if root is None else _value(root, (), places, ())
     except MarkedYAMLError as error:
         raise NotYaml(_syntax(error), _mark(error.problem_mark or error.context_mark)) from None
@@ -93,7 +116,7 @@ def _value(node: Node, path: Path, places: dict[Path, Place], above: tuple[int, 
     if id(node) in above:
         raise NotYaml("an alias that contains itself", _mark(node.start_mark))
     if len(places) > _MOST_VALUES:
-        raise NotYaml(f"more than {_MOST_VALUES:,} values", _mark(node.start_mark))
+        raise NotYaml(_TOO_MANY, _mark(node.start_mark))
     within = (*above, id(node))
     if isinstance(node, MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(node, path, places, within)

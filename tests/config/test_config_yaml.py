@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 
 import pytest
 
@@ -129,3 +130,40 @@ def test_no_variable_of_the_environment_is_put_in(tmp_path, monkeypatch):
     file = tmp_path / "c.yaml"
     file.write_text(SFT.replace("output: o", "output: $HOME/o"))
     assert load(str(file), stage="sft").config.output == "$HOME/o"
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        (SFT + "x: " + "[" * 100_000, "5:35", "nested too deeply"),
+        (SFT + "x: " + "{a: " * 100_000, "5:125", "nested too deeply"),
+        (SFT + "x:\n" + "".join(" " * n + "a:\n" for n in range(1, 800)), "36:32", "nested too"),
+        (SFT + "x:\n" + "- 1\n" * 200_000, "", "more than 10,000 values"),
+        (SFT + "".join(f"k{n}: 1\n" for n in range(90_000)), "", "more than 10,000 values"),
+        (SFT + "# " + "x" * 1_000_000, "", "more than 1,000,000 bytes"),
+        (SFT + "# comment\n" * 1_000_000, "", "more than 1,000,000 bytes"),
+    ],
+)
+def test_what_is_far_too_large_for_a_config_is_refused_before_it_costs_time(
+    text, where, what, tmp_path
+):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    started = time.process_time()
+    with pytest.raises(ConfigError, match=what) as caught:
+        load(str(path), stage="sft")
+    assert time.process_time() - started < 5, "10 MB would take minutes"
+    assert caught.value.exit_code == 2
+    assert where in caught.value.where
+
+
+def test_a_config_that_never_ends_is_not_read_to_its_end():
+    with pytest.raises(ConfigError, match="more than 1,000,000 bytes"):
+        load("/dev/zero", stage="sft")
+
+
+def test_an_override_nested_without_end_is_refused(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(SFT)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load(str(path), ["data.columns=" + "[" * 5000], stage="sft")
