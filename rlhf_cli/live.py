@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,15 +25,38 @@ from rlhf_cli.console import MuteReporter, clean, figures, shorten
 if TYPE_CHECKING:
     from types import TracebackType
 
+NARROWEST, WIDEST = 20, 1000
+"""Columns between which a terminal may say how wide it is; below, tables are no longer tables."""
 FIGURES_SHOWN = 4
 """As many figures as fit beside a bar."""
+
+
+class _Console(Console):
+    """A console of a width that can be drawn in, whatever the environment or the terminal say."""
+
+    @property  # type: ignore[misc]  # rich may set it, nobody here does
+    def size(self) -> ConsoleDimensions:
+        """COLUMNS where it is a number, else the terminal's columns, within bounds."""
+        told = os.environ.get("COLUMNS", "")
+        columns = int(told) if re.fullmatch("[0-9]{1,9}", told) else 0
+        own = super().size
+        width = min(max(columns or own.width, NARROWEST), WIDEST)
+        return ConsoleDimensions(width, own.height)
+
+
+def _without_sizes() -> dict[str, str]:
+    """The environment without what rich would take for a size as it stands, 0 and ² included."""
+    sizes = ("COLUMNS", "LINES")
+    return {name: value for name, value in os.environ.items() if name not in sizes}
 
 
 class TerminalReporter(MuteReporter):
     """Bars that are redrawn in place; everything else scrolls by above them."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.console = Console(file=stream, markup=False, highlight=False, emoji=False)
+        self.console = _Console(
+            file=stream, markup=False, highlight=False, emoji=False, _environ=_without_sizes()
+        )
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_cli import console
+from rlhf_cli.app import main
 from rlhf_cli.console import PlainReporter, QuietReporter, clean, duration
 from rlhf_cli.live import TerminalReporter
 
@@ -98,6 +99,32 @@ def test_terminal_shows_the_figures_and_restores_the_cursor(
     assert "[red]x[/red]" in shown
     assert "\x1b[2J" not in shown
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
+
+
+@pytest.mark.parametrize(
+    "width", ["1", "2", "7", "0", "-3", "abc", "", " 40 ", "1e3", "²", "٣", "9" * 9, "9" * 5000]
+)
+@pytest.mark.parametrize("name", ["COLUMNS", "LINES"])
+def test_whatever_the_environment_says_of_the_size_lines_can_be_read(
+    name: str, width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, width)
+    stream = Terminal()
+    exercise(TerminalReporter(stream))
+    shown = stream.getvalue()
+    assert len(shown) < 20_000
+    assert "1.5" in shown
+    assert "warning:" in shown
+
+
+@pytest.mark.parametrize("width", ["1", "0", "-3", "abc", "²", "9" * 5000])
+def test_whatever_the_environment_says_of_the_size_help_can_be_read(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["sft", "--help"]) == 0
+    assert "--num-processes" in capsys.readouterr().out
 
 
 def test_a_finished_phase_is_not_drawn_again_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
