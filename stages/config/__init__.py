@@ -90,7 +90,7 @@ def resolve(values: Mapping[str, Any]) -> StageConfig:
     try:
         return config.model_validate(under(preset_values(str(stage), preset), values))
     except ValidationError as error:
-        raise InvalidConfig(problems_of(error, config)) from None
+        raise InvalidConfig(problems_of(error, config, STAGES)) from None
 
 
 def _no_such_stage(values: Mapping[str, Any]) -> Problem:

@@ -29,6 +29,7 @@ _BOUNDS = {
     "less_than_equal": ("le", "at most"),
 }
 _NOT_FINITE = {"Infinity": ".inf", "-Infinity": "-.inf", "NaN": ".nan"}
+_VERY_LIKE = 0.8  # of 1, as difflib measures it
 _YAML_1_1_TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -49,12 +50,19 @@ class InvalidConfig(ConfigError):
         self.problems = problems
 
 
-def problems_of(error: ValidationError, config: type[Section]) -> list[Problem]:
+def problems_of(
+    error: ValidationError, config: type[Section], stages: Mapping[str, type[Section]]
+) -> list[Problem]:
     """Every finding of pydantic as a problem in our words.
 
     A required key that is only mistyped is one problem, not an unknown and a missing one.
+
+    Args:
+        error: what pydantic found.
+        config: the config class that was to be filled.
+        stages: every stage's class by its word: a key may be unknown here and belong to another.
     """
-    problems = [_problem(details, config) for details in error.errors()]
+    problems = [_problem(details, config, stages) for details in error.errors()]
     mistyped = {_meant(problem.path, config) for problem in problems if problem.at == "key"}
     return [p for p in problems if p.at != "section" or p.path not in mistyped]
 
@@ -94,11 +102,13 @@ def _section_in(annotation: Any) -> type[Section] | None:
     return next((s for part in get_args(annotation) if (s := _section_in(part))), None)
 
 
-def _problem(details: ErrorDetails, config: type[Section]) -> Problem:
+def _problem(
+    details: ErrorDetails, config: type[Section], stages: Mapping[str, type[Section]]
+) -> Problem:
     # Parts such as <number> name the member of a union that was tried; they are no keys.
     path = tuple(p for p in details["loc"] if not (isinstance(p, str) and p.startswith("<")))
     if details["type"] == "extra_forbidden":
-        return Problem(path, _unknown_key(path, config), "key")
+        return Problem(path, _unknown_key(path, config, stages), "key")
     if details["type"] == "missing" and isinstance(path[-1], int):
         return Problem(path[:-1], f"the list needs more than {path[-1]} of its values", "value")
     if details["type"] == "missing":
@@ -109,8 +119,14 @@ def _problem(details: ErrorDetails, config: type[Section]) -> Problem:
     return Problem(path, _wrong_value(details), "value")
 
 
-def _unknown_key(path: Path, config: type[Section]) -> str:
+def _unknown_key(path: Path, config: type[Section], stages: Mapping[str, type[Section]]) -> str:
     meant = _meant(path, config)
+    owners = {word: other for word, other in stages.items() if _is_key(path, other)}
+    if owners:
+        # What the other stage has beside this key is something else than the key.
+        apart = meant is None or any(_is_key(meant, other) for other in owners.values())
+        hint = "" if meant is None or apart else f"; did you mean {dotted(meant)}?"
+        return f"unknown key (one of {', '.join(owners)} configs only{hint})"
     if meant is None:
         section = section_at(config, path[:-1])
         return f"unknown key (known here: {', '.join(section.model_fields if section else ())})"
@@ -121,14 +137,21 @@ def _unknown_key(path: Path, config: type[Section]) -> str:
 
 
 def _meant(path: Path, config: type[Section]) -> Path | None:
-    """The key that an unknown one probably means: of that name elsewhere, or like it here."""
+    """The key that an unknown one probably means: very like it here, of its name, or like it."""
     name = str(path[-1])
-    elsewhere = next((p for p in _key_paths(config, ()) if p[-1] == name), None)
-    if elsewhere:
-        return elsewhere
     section = section_at(config, path[:-1])
-    near = get_close_matches(name, section.model_fields if section else (), n=1)
+    here = section.model_fields if section else {}
+    if near := get_close_matches(name, here, n=1, cutoff=_VERY_LIKE):
+        return (*path[:-1], near[0])
+    if elsewhere := next((p for p in _key_paths(config, ()) if p[-1] == name), None):
+        return elsewhere
+    near = get_close_matches(name, here, n=1)
     return (*path[:-1], near[0]) if near else None
+
+
+def _is_key(path: Path, config: type[Section]) -> bool:
+    section = section_at(config, path[:-1])
+    return section is not None and str(path[-1]) in section.model_fields
 
 
 def _key_paths(section: type[Section], prefix: Path) -> Iterator[Path]:

@@ -54,8 +54,24 @@ CASES = {
         "data.max_response_tokens",
         ["unknown key"],
     ),
-    "epochs in ppo's train": (PPO + "train: {epochs: 2}\n", "8:9", "train.epochs", ["ppo.epochs"]),
-    "dropout in ppo": (PPO + "train: {dropout: 0}\n", "8:9", "train.dropout", ["unknown key"]),
+    "epochs in ppo's train": (
+        PPO + "train: {epochs: 2}\n",
+        "8:9",
+        "train.epochs",
+        ["one of sft, reward_model, ", " configs only; did you mean ppo.epochs?"],
+    ),
+    "dropout in ppo": (
+        PPO + "train: {dropout: 0}\n",
+        "8:9",
+        "train.dropout",
+        ["unknown key (one of sft configs only)"],
+    ),
+    "a key of another section that is like one of this": (
+        PPO + "kl: {target_kl: 6.0}\n",
+        "8:6",
+        "kl.target_kl",
+        ["did you mean target?"],
+    ),
     "key three levels down": (
         SFT + "sft:\n  pretrain:\n    shares: 0.1\n",
         "8:5",
@@ -518,7 +534,7 @@ def test_another_stage_s_config_is_one_sentence(text, stage, sentence, tmp_path)
         ("a: {<<: {b: 1}}\n", "1:5", "<<: merge keys are not taken"),
         ("a: &x [*x]\n", "1:4", "contains itself"),
         ("? [1, 2]\n: 3\n", "1:3", "not a word"),
-        ("a: " + "[" * 5000 + "\n", "1:1", "nested too deeply"),
+        ("a: " + "[" * 5000 + "\n", "1:35", "nested too deeply"),
     ],
 )
 def test_text_that_is_no_config_is_refused_with_its_place(text, place, part, tmp_path):
