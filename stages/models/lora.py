@@ -56,7 +56,8 @@ def attach(network: Network, lora: Lora | None, *, seed: int) -> Network:
         seed: of A, whatever the state of the global generator.
 
     Raises:
-        ConfigError: a target is no linear layer of this family.
+        ConfigError: a target is no linear layer of this family, or the rank is above what a matrix
+            can have.
     """
     if lora is not None:
         put_in(network.module, network.kind, lora)
@@ -147,6 +148,7 @@ def _peft_config(module: PreTrainedModel, kind: Kind, lora: Lora) -> Any:
     policy = kind == "policy"
     layers = dict(_linear(module, kind))
     chosen = _chosen(layers, lora, module.config.model_type)
+    _require_rank(lora.rank, {name: layers[name] for name in chosen})
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -179,6 +181,29 @@ def _chosen(layers: Mapping[str, nn.Module], lora: Lora, family: str) -> list[st
                 do=f"name some of {', '.join(known)}, or set all-linear",
             )
     return [name for name in layers if any(_is(name, target) for target in lora.targets)]
+
+
+def _require_rank(rank: int, layers: Mapping[str, nn.Module]) -> None:
+    """B·A has at most the rank of the smallest matrix it is added to.
+
+    Raises:
+        ConfigError: the rank is above the smaller dimension of a matrix; it is named.
+    """
+    smaller = {name: min(_weight(layer).shape) for name, layer in layers.items()}
+    name = min(smaller, key=smaller.__getitem__)
+    if rank > smaller[name]:
+        height, width = _weight(layers[name]).shape
+        raise ConfigError(
+            f"{rank} is above {smaller[name]}, the smaller side of {name} ({height} x {width})",
+            where="lora.rank",
+            do=f"set lora.rank to {smaller[name]} or less, or leave that layer out of lora.targets",
+        )
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def _shortest(chosen: list[str], every: list[str]) -> list[str]:
