@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,22 +25,13 @@ from transformers import AttentionInterface
 
 from stages.batch import Segment, parent_of
 from stages.models import varlen
+from stages.models.products import Options, attended, bias_of, causal, taken
 from stages.models.varlen import Varlen
 
 NAME = "rlhf_segments"
 GROWTH = 64  # columns added when a cache is full: copying is amortised over as many tokens
-SDPA_ABOVE = 320  # keys; below it plain bf16 matmuls beat the backward of sdpa on a CPU
 TILE_BELOW = 256  # keys; shorter segments share products, longer ones are busy enough alone
 WASTE = 1.5  # a tile's products may be this much larger than its segments' own
-
-
-class Options(NamedTuple):
-    """What a family asks of its attention besides queries, keys and values."""
-
-    scaling: float
-    dropout: float
-    softcap: float | None
-    window: int | None
 
 
 class Tile:
@@ -81,14 +72,14 @@ class Tile:
                 seen &= columns > query - window
             first = (columns == 0).expand_as(seen)
             seen = torch.where(self.real[:, :, None], seen, first)[:, None]
-            self._bias[window, dtype] = _bias(seen, dtype)
+            self._bias[window, dtype] = bias_of(seen, dtype)
         return self._bias[window, dtype]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
         """Queries ``[H, N, D]``, keys and values ``[G, N, D]`` of a row → ``[R · T, H, D]``."""
         bias = self.bias(options.window, query.dtype)
         queries, keys, values = (
-            _taken(heads, index)
+            taken(heads, index)
             for heads, index in ((query, self.queries), (key, self.keys), (value, self.keys))
         )
         return attended(queries, keys, values, bias, options).transpose(1, 2).flatten(0, 1)
@@ -109,7 +100,7 @@ class Alone:
             before = slice(self.parent.start, self.parent.stop)
             keys = torch.cat([key[:, before], keys], dim=1)
             values = torch.cat([value[:, before], values], dim=1)
-        return _causal(query[:, self.own], keys, values, options).transpose(0, 1)
+        return causal(query[:, self.own], keys, values, options).transpose(0, 1)
 
 
 class Segments:
@@ -204,7 +195,7 @@ class Cache:
             seen = columns <= self.lengths[:, None]
             if window is not None:
                 seen &= columns > self.lengths[:, None] - window
-            self._bias[window, dtype] = _bias(seen[:, None, None], dtype)
+            self._bias[window, dtype] = bias_of(seen[:, None, None], dtype)
         return self._bias[window, dtype]
 
     def _appended(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,67 +253,6 @@ def segment_attention(
 AttentionInterface.register(NAME, segment_attention)
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, options: Options) -> Tensor:
-    """Queries ``[R, H, T, D]`` over keys ``[R, G, S, D]`` → ``[R, H, T, D]``.
-
-    The queries of the heads that share keys are rows of one product: no key is repeated. Scaling
-    the queries touches T · D numbers where scaling the scores would touch T · S, and a bias is
-    added in place: the backward pass of a sum moves nothing.
-
-    Args:
-        query: H heads.
-        key: G groups of heads, H a multiple of G.
-        value: as the keys.
-        bias: broadcast to ``[R, H, T, S]``, 0 or −∞ where a key is not seen.
-        options: scaling, dropout, softcap.
-    """
-    rows, heads, t, width = query.shape
-    groups, s = key.shape[1:3]
-    grouped = (query * options.scaling).reshape(rows, groups, heads // groups * t, width)
-    scores = (grouped @ key.transpose(2, 3)).view(rows, heads, t, s)
-    if options.softcap is not None:
-        scores = torch.tanh(scores / options.softcap) * options.softcap
-    exact = scores.dtype if scores.dtype == torch.float64 else torch.float32
-    weights = scores.add_(bias).softmax(dim=-1, dtype=exact)
-    weights = nn.functional.dropout(weights, options.dropout).to(value.dtype)
-    return (weights.view(rows, groups, -1, s) @ value).view(rows, heads, t, -1)
-
-
-def _taken(heads: Tensor, index: Tensor) -> Tensor:
-    """Tokens ``index`` ``[R, S]`` of ``[H, N, D]`` → ``[R, H, S, D]``.
-
-    By ``index_select`` over whole tokens, whose backward pass adds in the order of the index.
-    That of ``heads[:, index]`` adds in whatever order the threads come, so two equal runs would
-    end with other weights, and is four times slower.
-    """
-    tokens = heads.transpose(0, 1).flatten(1).index_select(0, index.flatten())
-    return tokens.view(*index.shape, len(heads), -1).transpose(1, 2)
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
-    """Queries ``[H, t, D]`` over keys ``[G, s, D]`` whose last t are their own → ``[H, t, D]``."""
-    t, s = query.shape[1], key.shape[1]
-    if s > SDPA_ABOVE and options.softcap is None and options.window is None:
-        return _sdpa(query, key, value, options)
-    bias = _bias(_seen(t, s, options.window, query.device), query.dtype)
-    return attended(query[None], key[None], value[None], bias, options)[0]
-
-
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
-    whole = query.shape[1] == key.shape[1]
-    mask = None if whole else _seen(query.shape[1], key.shape[1], None, query.device)
-    return nn.functional.scaled_dot_product_attention(
-        query[None],
-        key[None],
-        value[None],
-        attn_mask=mask,
-        dropout_p=options.dropout,
-        is_causal=whole,
-        scale=options.scaling,
-        enable_gqa=query.shape[0] != key.shape[0],
-    )[0]
-
-
 def _tiles(row: tuple[Segment, ...]) -> list[list[Segment]]:
     """Segments grouped by size: products no larger than WASTE times the segments' own work."""
     sized = sorted(
@@ -340,19 +270,3 @@ def _tiles(row: tuple[Segment, ...]) -> list[list[Segment]]:
         if t:
             tiles[-1].append(segment)
     return [tile for tile in tiles if tile]
-
-
-def _bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a key is seen, −∞ elsewhere."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-        ~seen, float("-inf")
-    )
-
-
-@lru_cache(maxsize=256)
-def _seen(t: int, s: int, window: int | None, device: torch.device) -> Tensor:
-    """``[t, s]`` bool, True = key seen: not after the query, and within its sliding window."""
-    query = torch.arange(s - t, s, device=device)[:, None]
-    key = torch.arange(s, device=device)
-    seen = key <= query
-    return seen if window is None else seen & (key > query - window)

@@ -20,12 +20,13 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from stages.config.shared import Lora
-from stages.models.attention import GROWTH, SDPA_ABOVE
+from stages.models.attention import GROWTH
 from stages.models.forward import CHUNK
 from stages.models.generate import CACHE_TOKENS
 from stages.models.lora import put_in
 from stages.models.network import Kind
 from stages.models.precision import Arithmetic
+from stages.models.products import SDPA_ABOVE
 
 MIB = 1 << 20
 ADAM = 2  # moments per parameter

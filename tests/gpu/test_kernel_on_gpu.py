@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from stages.batch import Segment
 from stages.models import varlen
-from stages.models.attention import Options, Segments
+from stages.models.attention import Segments
+from stages.models.products import Options
 from tests.gpu.device import DEVICE, cuda_only, on_gpu
 from tests.models.test_attention import ROWS, dense, trees
 

@@ -8,17 +8,9 @@ import torch
 from torch import nn
 
 from stages.batch import Segment
-from stages.models import attention
-from stages.models.attention import (
-    GROWTH,
-    Alone,
-    Cache,
-    Options,
-    Segments,
-    Tile,
-    attended,
-    segment_attention,
-)
+from stages.models import attention, products
+from stages.models.attention import GROWTH, Alone, Cache, Segments, Tile, segment_attention
+from stages.models.products import Options, attended
 
 CPU = torch.device("cpu")
 HEADS, SHARED, WIDTH = 4, 2, 3
@@ -101,7 +93,7 @@ def assert_equal_with_gradients(row, options: Options) -> Segments:
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_segments_attend_as_the_definition_says(row, bounds, window, softcap, monkeypatch):
     monkeypatch.setattr(attention, "TILE_BELOW", bounds[0])
-    monkeypatch.setattr(attention, "SDPA_ABOVE", bounds[1])
+    monkeypatch.setattr(products, "SDPA_ABOVE", bounds[1])
     assert_equal_with_gradients(row, Options(0.6, 0.0, softcap, window))
 
 
@@ -109,7 +101,7 @@ def test_segments_attend_as_the_definition_says(row, bounds, window, softcap, mo
 def test_any_row_of_trees_attends_as_the_definition_says(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(attention, "TILE_BELOW", int(rng.integers(1, 30)))
-    monkeypatch.setattr(attention, "SDPA_ABOVE", int(rng.integers(1, 30)))
+    monkeypatch.setattr(products, "SDPA_ABOVE", int(rng.integers(1, 30)))
     shapes = [
         tuple(int(n) for n in rng.integers(0, 18, rng.integers(1, 5)))
         for _ in range(rng.integers(1, 6))

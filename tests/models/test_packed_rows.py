@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stages.batch import Example, Group, behind, pack, pack_groups
-from stages.models import attention, forward
+from stages.models import attention, forward, products
 from stages.models.forward import response_logps, response_values, scores
 from tests.families import FAMILIES, WITH_DROPOUT, network_of, tiny_policy, tiny_reward
 from tests.models.alone import (
@@ -330,7 +330,7 @@ def test_long_and_short_texts_agree_with_separate_ones_in_every_branch_of_attent
     family, monkeypatch
 ):
     monkeypatch.setattr(attention, "TILE_BELOW", 8)
-    monkeypatch.setattr(attention, "SDPA_ABOVE", 12)
+    monkeypatch.setattr(products, "SDPA_ABOVE", 12)
     groups = [ranking(3, 2, 4, 30), ranking(40, 3, 1, 50, seed=4), ranking(6, 1, 2, seed=5)]
     network, batch = tiny_policy(family), pack_groups(groups).batch
     module = twin(network)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from stages.batch import Segment, pack, pack_groups
 from stages.models import attention, varlen
-from stages.models.attention import Options, Segments
+from stages.models.attention import Segments
 from stages.models.forward import response_logps, scores
 from stages.models.generate import generate
+from stages.models.products import Options
 from stages.models.varlen import Varlen
 from tests.families import tiny_policy, tiny_reward
 from tests.models.alone import examples
