@@ -6,7 +6,7 @@ import os
 import sys
 
 from rlhf_cli.app import main
-from rlhf_cli.launch import LAUNCHED, follow_launcher
+from rlhf_cli.world import LAUNCHED, follow_launcher
 
 
 def run() -> None:

@@ -11,26 +11,19 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import IO
 
+from rlhf_cli.world import Member, start
 from stages.errors import ConfigError, ResourceError, RlhfError
 
 FLAG = "--num-processes"
-LAUNCHED = "RLHF_LAUNCHED"
-"""Environment variable by which a process knows that this launcher started it."""
-LIFELINE = "RLHF_LIFELINE"
-"""Environment variable with the number of a pipe's end, which closes when the launcher is gone."""
 FORWARDED = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
@@ -56,23 +49,12 @@ class ProcessDied(RlhfError):
 
 
 @dataclass
-class _Member:
-    """One process of the world, and the files that keep what it writes where nobody sees it."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    out: IO[bytes] | None
-    err: IO[bytes] | None
-    code: int | None = None
-
-
-@dataclass
 class _World:
     """The processes, in the order of their ranks, and what has happened to them so far."""
 
-    members: list[_Member]
+    members: list[Member]
     ended: queue.SimpleQueue[tuple[int, int]] = field(default_factory=queue.SimpleQueue)
-    first_failed: _Member | None = None
+    first_failed: Member | None = None
     signals: list[signal.Signals] = field(default_factory=list)
     terminate_at: float = float("inf")
     kill_at: float = float("inf")
@@ -103,7 +85,7 @@ def launch(
     """
     lifeline, held = os.pipe()
     try:
-        members = _start(
+        members = start(
             [*command, *without_flag(argv)], processes, as_json=as_json, lifeline=lifeline
         )
         os.close(lifeline)
@@ -113,21 +95,6 @@ def launch(
     finally:
         os.close(held)
     return _outcome(world, as_json=as_json)
-
-
-def follow_launcher() -> None:
-    """End this process when the one that launched it is gone, even by a signal it cannot catch.
-
-    The launcher alone holds the other end of a pipe, and the system closes it with the launcher.
-    """
-    lifeline = os.environ.pop(LIFELINE, None)  # not for the processes that this one starts
-    if lifeline is not None:
-        Thread(target=_end_with, args=(int(lifeline),), daemon=True).start()
-
-
-def _end_with(lifeline: int) -> None:
-    os.read(lifeline, 1)  # nothing is ever written
-    os._exit(128 + signal.SIGHUP)
 
 
 def check_world(processes: int | None, *, config: str) -> bool:
@@ -178,61 +145,6 @@ def without_flag(argv: Sequence[str]) -> list[str]:
     return kept
 
 
-def _start(
-    command: Sequence[str], processes: int, *, as_json: bool, lifeline: int
-) -> list[_Member]:
-    shared = _environment(processes) | {LIFELINE: str(lifeline)}
-    members = []
-    for rank in range(processes):
-        speaks = rank == 0
-        out = None if speaks and not as_json else tempfile.TemporaryFile()  # noqa: SIM115
-        err = None if speaks else tempfile.TemporaryFile()  # noqa: SIM115
-        process = subprocess.Popen(
-            command,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdin=None if speaks else subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            pass_fds=(lifeline,),
-            # Out of the terminal's group: Ctrl-C would reach the processes twice, once from the
-            # terminal and once from here, and the second means "leave at once".
-            start_new_session=True,
-        )
-        members.append(_Member(rank, process, out, err))
-    return members
-
-
-def _environment(processes: int) -> dict[str, str]:
-    """What the processes of one world share; the names are those of ``torchrun``."""
-    shared = dict(os.environ)
-    shared.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // processes)))
-    package = Path(__file__).resolve().parents[1]
-    if Path.cwd().resolve() != package:
-        # ``python -m`` would look for our modules in the user's folder first.
-        shared["PYTHONSAFEPATH"] = "1"
-    shared |= {
-        LAUNCHED: "1",
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-    }
-    return shared
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def _forwarding(world: _World) -> Iterator[None]:
     """Hand each signal on to all processes once, as long as the block runs."""
@@ -272,11 +184,11 @@ def _wait(world: _World) -> None:
             _note_failure(world, world.members[rank])
 
 
-def _announce_end(world: _World, member: _Member) -> None:
+def _announce_end(world: _World, member: Member) -> None:
     world.ended.put((member.rank, member.process.wait()))
 
 
-def _note_failure(world: _World, member: _Member) -> None:
+def _note_failure(world: _World, member: Member) -> None:
     if member.code == 0 or world.first_failed is not None:
         return
     world.first_failed = member
@@ -327,7 +239,7 @@ def _replay(kept: IO[bytes] | None, stream: IO[str]) -> None:
     stream.flush()
 
 
-def _death(world: _World, member: _Member, signum: signal.Signals) -> RlhfError:
+def _death(world: _World, member: Member, signum: signal.Signals) -> RlhfError:
     """The error for a process that a signal ended before it could say anything."""
     name = f"process {member.rank} of {len(world.members)}"
     if signum in map(FORWARDED.get, world.signals):

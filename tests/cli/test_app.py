@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf_cli.app import main
-from rlhf_cli.launch import LAUNCHED
+from rlhf_cli.world import LAUNCHED
 from stages import errors
 
 COMMANDS = (

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rlhf_cli import launch as launch_module
+from rlhf_cli import world
 from rlhf_cli.launch import launch, without_flag
 from stages.errors import ResourceError
 
@@ -66,8 +67,8 @@ def test_threads_are_shared_among_the_processes_unless_set(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    monkeypatch.setattr(launch_module, "_cores", lambda: cores)
-    assert launch_module._environment(2)["OMP_NUM_THREADS"] == expected
+    monkeypatch.setattr(world, "_cores", lambda: cores)
+    assert world._environment(2)["OMP_NUM_THREADS"] == expected
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_a_failed_process_of_a_world_ends_at_once_whatever_still_runs_in_it() ->
         "program.main = lambda argv: 3\n"
         "program.run()"
     )
-    environment = {**os.environ, launch_module.LAUNCHED: "1"}
+    environment = {**os.environ, world.LAUNCHED: "1"}
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment)
     try:
         assert process.wait(timeout=60) == 3
@@ -264,7 +265,7 @@ def test_the_processes_end_when_the_launcher_is_killed(program: Any, tmp_path: P
     command = program(
         f"""
         sys.path.insert(0, {str(ROOT)!r})
-        from rlhf_cli.launch import follow_launcher
+        from rlhf_cli.world import follow_launcher
         follow_launcher()
         (folder / f"{{rank}}.tmp").write_text(str(os.getpid()))
         (folder / f"{{rank}}.tmp").rename(folder / f"{{rank}}.pid")
