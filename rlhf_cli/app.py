@@ -23,6 +23,7 @@ from rlhf_cli.commands import (
 )
 from rlhf_cli.commands import config as config_command
 from rlhf_cli.commands import data as data_command
+from stages.runtime.signals import ended_by_sigterm
 
 # Plain help: rich would draw boxes and colours into pipes under GITHUB_ACTIONS, and costs a tenth
 # of a second of every start.
@@ -82,7 +83,8 @@ def main(argv: Sequence[str]) -> int:
         0 for success, else the exit code of docs/commands.md.
     """
     try:
-        code = _invoke(argv)
+        with ended_by_sigterm():
+            code = _invoke(argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:

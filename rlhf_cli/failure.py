@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
 
 from rlhf_cli.console import clean, is_main_process
-from rlhf_cli.launch import LAUNCHED
+from rlhf_cli.world import LAUNCHED
 from stages.errors import RlhfError
 from stages.runtime import memory
 
 BUG = 1
 USAGE = 2
 RESOURCE = 6
-SIGINT_CODE = 130
 SIGPIPE_CODE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK = {
@@ -71,7 +71,7 @@ def explain(error: BaseException, *, resumes: bool = True) -> Failure:
         return Failure(error.exit_code, error.kind, error.where, error.what, error.do)
     if isinstance(error, KeyboardInterrupt):
         return Failure(
-            SIGINT_CODE,
+            128 + getattr(error, "signum", signal.SIGINT),
             "interrupted",
             "",
             "interrupted",

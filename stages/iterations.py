@@ -139,6 +139,7 @@ class Loop:
 
     def improve(self, rollout: Rollout, targets: Targets) -> None:
         """Epochs of minibatches on the rollout, each an optimiser step."""
+        self.session.take_steps()
         progress, config = self.session.progress, self.config
         state, per_epoch = progress.stage, minibatches(config)
         while state["minibatch"] < config.epochs * per_epoch and not self._out_of_steps:

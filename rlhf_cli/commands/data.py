@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -18,7 +15,7 @@ from rlhf_cli.commands import options
 from rlhf_cli.commands.check import as_lines
 from rlhf_cli.commands.standard_output import is_stdout
 from rlhf_cli.console import clean, make_reporter, silence_libraries
-from stages.errors import ConfigError, Interrupted
+from stages.errors import ConfigError
 
 if TYPE_CHECKING:
     from stages.data.convert import Converted
@@ -133,25 +130,10 @@ def convert(
             done = conversion.convert(name, to, sys.stdout, reporter=reporter, **settings)
             reporter.note(_summary(done, output))
             return
-        with _ended_by_signal(), opened(Path(output).expanduser(), name, force=force) as out:
+        with opened(Path(output).expanduser(), name, force=force) as out:
             done = conversion.convert(name, to, out, reporter=reporter, **settings)
     told = {"file": file, "to": to, "output": output, **asdict(done)}
     print(json.dumps(told) if as_json else _summary(done, output), flush=True)
-
-
-@contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """SIGTERM ends what goes on here as Ctrl-C does: what was begun is cleared away first."""
-
-    def end(signum: int, _: FrameType | None) -> None:
-        signal.signal(signum, signal.SIG_IGN)  # a second one would cut the clearing short
-        raise Interrupted(signum, what="interrupted", do="run the same command again")
-
-    previous = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _columns(given: list[str] | None) -> dict[str, str]:

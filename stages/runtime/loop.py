@@ -108,6 +108,7 @@ def _train(session: Session, task: Task) -> None:
     session.reporter.begin(config.stage, total=total, unit="steps", done=progress.step)
     if session.resume_from is None:
         _evaluate(session, task, per_epoch, publish=False)
+    session.take_steps()
     while progress.step < total:
         _train_step(session, task, total)
         logged = None

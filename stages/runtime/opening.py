@@ -34,7 +34,7 @@ from stages.runtime.resume import (
 )
 from stages.runtime.run_dir import Result
 from stages.runtime.session import Progress, Session, goal
-from stages.runtime.signals import StopRequest
+from stages.runtime.signals import Stopped, StopRequest
 
 TELLING = ("loss/", "objective/", "optim/")
 """Groups of metrics that say how a run stood when a guard stopped it."""
@@ -62,15 +62,15 @@ def opened(
             place.require_free(config, resume=resume, overwrite=overwrite)
             stack.enter_context(run_dir.locked(folder))
         world.wait()
-        stop = stack.enter_context(StopRequest())
+        stop = stack.enter_context(StopRequest(patient=False))
         session = Session(config, folder, world, arithmetic, reporter, stop, time.perf_counter())
         trackers.require(config)
         _prepare(session, resume=resume)
         stack.callback(trackers.finish, session.trackers)
         try:
             yield session
-        except Exception as caught:
-            error = caught
+        except (Exception, Stopped) as caught:
+            error = _stopped(session, caught) if isinstance(caught, Stopped) else caught
             if not isinstance(caught, ResourceError) and memory.is_short(caught):
                 error = memory.explain(caught, config, session.progress.step)
             elif isinstance(caught, TrainingError):
@@ -88,12 +88,14 @@ def opened(
 def _prepare(session: Session, *, resume: bool) -> None:
     """Find out what there is to continue."""
     folder, world = session.folder, session.world
-    if world.main:
-        run_dir.mend(folder)
-    world.wait()
     stored = run_dir.read_run(folder) if resume else None
     if stored is not None:
         require_same_meaning(stored.get("config", {}), session.config)
+    world.wait()
+    if world.main:
+        run_dir.mend(folder)
+    world.wait()
+    if stored is not None:
         if stored["status"] == "done" and stored.get("target") == goal(session.config):
             session.done = Result(**stored["result"])
             return
@@ -125,26 +127,34 @@ def begin(session: Session) -> None:
     An earlier run that is to be replaced goes now: a mistake found before has cost nothing.
 
     Raises:
-        CheckpointError: the data, or how text is read, of a run that is gone on with have changed.
+        CheckpointError: the data, or how text is read, of a run that is gone on with have changed,
+            or its checkpoint is damaged.
     """
     if session.resume_from is not None:
         stored = run_dir.read_run(session.folder) or {}
         require_same_data(stored.get("data", []), session.facts.get("data", []))
         before, now = stored.get("text", {}), session.facts.get("text", {})
         require_same_text(before, now, model=session.config.model)
-    if session.world.main:
-        # What is not gone on with is replaced: also what a kill left of a start or an overwriting.
-        replaces = session.resume_from is None and (session.folder / "run.json").is_file()
-        if replaces:
-            run_dir.retire(session.folder)
-        session.write_run("running")
+        session.take_over()
+    with session.stop.waiting():
+        if session.world.main:
+            _write_first(session)
         session.begun = True
-        if replaces:
-            run_dir.clear(session.folder)
-        write_text(session.folder / "config.yaml", to_yaml(session.config))
-    session.begun = True
     session.trackers += trackers.start(session.config, session.folder, session.world)
     session.world.wait()
+
+
+def _write_first(session: Session) -> None:
+    """``run.json`` and ``config.yaml``, in place of what an earlier run left."""
+    # What is not gone on with is replaced: also what a kill left of a start or an overwriting.
+    replaces = session.resume_from is None and (session.folder / "run.json").is_file()
+    if replaces:
+        run_dir.retire(session.folder)
+    session.write_run("running")
+    session.begun = True
+    if replaces:
+        run_dir.clear(session.folder)
+    write_text(session.folder / "config.yaml", to_yaml(session.config))
 
 
 def require_parents(session: Session, parents: list[dict[str, str]]) -> None:
@@ -164,6 +174,16 @@ def require_parents(session: Session, parents: list[dict[str, str]]) -> None:
                 do="put the earlier weights back, or start anew with --overwrite",
             )
     session.facts["parents"] = parents
+
+
+def _stopped(session: Session, stopped: Stopped) -> Interrupted:
+    """What a signal before the first step comes to: there is nothing that has to be saved."""
+    resumed = "" if session.resume_from is None else " that was to follow the last checkpoint"
+    return Interrupted(
+        stopped.signum,
+        what=f"interrupted before the first step{resumed}; nothing is lost",
+        do="run the same command with --resume to go on",
+    )
 
 
 def _with_figures(error: TrainingError, progress: Progress) -> TrainingError:

@@ -89,6 +89,7 @@ class Session:
     begun: bool = False
     done: Result | None = None
     resume_from: Path | None = None
+    saved: checkpoint.Saved | None = None
     earlier: StageConfig | None = None
     progress: Progress = field(default_factory=Progress)
     trainees: dict[str, Trainee] = field(default_factory=dict)
@@ -100,31 +101,46 @@ class Session:
         """Wall time of the run, earlier parts included."""
         return self.progress.seconds + time.perf_counter() - self.started
 
+    def take_over(self) -> None:
+        """Read the newest checkpoint whole, so that damage is found before anything is written.
+
+        Raises:
+            CheckpointError: a file of it is missing, cut off, changed or foreign.
+        """
+        if self.resume_from is None:
+            return
+        self.saved = checkpoint.load(self.resume_from)
+        window = metrics.Window(**self.saved.state["window"])
+        self.progress = Progress(**{**self.saved.state, "window": window})
+
     def restore(self, **trainees: Trainee) -> dict[str, dict[str, Tensor]]:
-        """Take charge of what is trained, and put the newest checkpoint back into it.
+        """Take charge of what is trained, and put the checkpoint that was taken over into it.
 
         Returns:
             The stage's own groups of tensors in the checkpoint.
         """
         self.trainees = trainees
-        if self.resume_from is None:
+        saved, self.saved = self.saved, None  # its memory is free as soon as it is copied
+        if saved is None:
             return {}
-        saved = checkpoint.load(self.resume_from)
         for name, trained in trainees.items():
             load_weights(trained, saved.tensors.pop(name))
             load_optimiser_state(trained, saved.tensors.pop(f"optimizer_{name}", {}))
             if trained.average is not None:
                 averages = saved.tensors.pop("ema")
                 trained.average = {k: v.to(self.arithmetic.device) for k, v in averages.items()}
-        state = dict(saved.state)
-        state["window"] = metrics.Window(**state["window"])
-        self.progress = Progress(**state)
         if self.world.main:
-            for name in ("metrics.jsonl", "samples.jsonl"):
-                path = self.folder / name
-                metrics.cut_back(path, self.progress.step, self.progress.iteration)
+            for name in run_dir.LOGS:
+                self._cut_back(self.folder / name)
         self.reporter.note(f"resumed at step {self.progress.step} from {self.resume_from}")
         return saved.tensors
+
+    def _cut_back(self, path: Path) -> None:
+        """Take back the rows behind the checkpoint, and say which lines are none."""
+        for line in metrics.cut_back(path, self.progress.step, self.progress.iteration):
+            self.reporter.warn(
+                f"{path}:{line}: the row is damaged; it is set aside in {path}{metrics.DAMAGED}"
+            )
 
     def tell_length(self, steps: Callable[[StageConfig], int]) -> None:
         """Say it where a continuation has another length than the run was to have.
@@ -159,7 +175,7 @@ class Session:
         state = asdict(self.progress) | {"seconds": self.seconds}
         folder = self.folder / "checkpoints"
         # The rows up to here must not be lost where the checkpoint is not.
-        logs = [self.folder / name for name in ("metrics.jsonl", "samples.jsonl")]
+        logs = [self.folder / name for name in run_dir.LOGS]
         flush(path for path in logs if path.exists())
         checkpoint.save(folder, self.progress.step, checkpoint.Saved(groups, state))
         best = self.progress.selected["step"] if self.progress.selected else -1
@@ -193,6 +209,12 @@ class Session:
             for tracker in self.trackers:
                 tracker.log(row, step=self.progress.step)
         return row
+
+    def take_steps(self) -> None:
+        """From now on a signal waits for the end of a step, when the state is saved."""
+        if not self.stop.patient:
+            self.world.wait()  # or one process would leave and another go on
+            self.stop.patient = True
 
     def stop_if_asked(self, extra: Mapping[str, dict[str, Tensor]] | None = None) -> None:
         """After a signal to any process: save, then leave."""

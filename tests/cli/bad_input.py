@@ -72,7 +72,6 @@ class Bad:
         do: words of the sentence that says what to do.
         spoil: what it does to the project's folder first.
         as_check: whether ``rlhf check`` refuses the same config with the same words.
-        told: files of the run that tell of the failure, and so do change.
     """
 
     name: str
@@ -83,7 +82,6 @@ class Bad:
     do: str
     spoil: Spoil = lambda folder: None
     as_check: bool = True
-    told: tuple[str, ...] = ()
 
 
 KIND = {2: "config", 3: "data", 4: "checkpoint", 7: "gate"}

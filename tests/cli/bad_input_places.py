@@ -111,6 +111,22 @@ CONFIG = [
         "rlhf config schema sft",
     ),
     Bad(
+        "adapters of a higher rank than the matrices they adapt",
+        f"{SFT} lora.rank=100000",
+        2,
+        "lora.rank",
+        ("100000 is above 8, the smaller side of model.layers.0.self_attn.k_proj (8 x 16)",),
+        "set lora.rank to 8 or less, or leave that layer out of lora.targets",
+    ),
+    Bad(
+        "adapters of a higher rank than the matrices of the critic",
+        f"{PPO} lora.rank=17",
+        2,
+        "lora.rank",
+        ("17 is above",),
+        "or less",
+    ),
+    Bad(
         "adapters without a layer",
         f"{RM} lora.targets=[]",
         2,
@@ -295,7 +311,7 @@ CONFIG = [
         "a config nested without end",
         SFT,
         2,
-        "sft.yaml:1:1",
+        "sft.yaml:1:35",
         ("nested too deeply",),
         "correct the file",
         holding("sft.yaml", "a: " + "[" * 2_000),
@@ -818,6 +834,7 @@ PLACE = [
     ),
 ]
 
+STEP_3 = "runs/sft/checkpoints/step-000003"
 RESUME = [
     Bad(
         "a resume with another model",
@@ -873,6 +890,70 @@ RESUME = [
         "--overwrite",
         both(finished, holding("runs/sft/run.json", "{")),
     ),
+    *(
+        Bad(
+            f"a resume from a checkpoint {how}",
+            f"{SFT} --resume train.max_steps=5",
+            4,
+            f"step-000003{where}",
+            what,
+            "delete this checkpoint folder",
+            both(finished, spoil),
+        )
+        for how, where, what, spoil in (
+            (
+                "whose state has changed",
+                "/state.json",
+                ("is not what was written",),
+                flipped(f"{STEP_3}/state.json"),
+            ),
+            (
+                "whose manifest is broken",
+                "/manifest.json",
+                ("cannot be read",),
+                holding(f"{STEP_3}/manifest.json", "{"),
+            ),
+            (
+                "with foreign weights in it",
+                "/critic.safetensors",
+                ("is no part of this checkpoint",),
+                holding(f"{STEP_3}/critic.safetensors", ""),
+            ),
+            (
+                "that lacks its manifest",
+                "/manifest.json",
+                ("cannot be read",),
+                without(f"{STEP_3}/manifest.json"),
+            ),
+        )
+    ),
+    Bad(
+        "a resume without the checkpoints of a finished run",
+        f"{SFT} --resume train.max_steps=5",
+        4,
+        "checkpoints",
+        ("no checkpoint left to go on from",),
+        "another folder",
+        both(finished, without("runs/sft/checkpoints")),
+    ),
+    Bad(
+        "a resume without its data",
+        f"{SFT} --resume train.max_steps=5",
+        3,
+        "demonstrations.jsonl",
+        ("does not exist",),
+        "check the path",
+        both(finished, without("demonstrations.jsonl")),
+    ),
+    Bad(
+        "a resume without its model",
+        f"{SFT} --resume train.max_steps=5",
+        4,
+        "base",
+        ("no such folder",),
+        "mend the path",
+        both(finished, without("base")),
+    ),
     Bad(
         "a resume from a checkpoint that has changed",
         f"{SFT} --resume train.max_steps=5",
@@ -881,7 +962,6 @@ RESUME = [
         ("is not what was written",),
         "delete this checkpoint folder",
         both(finished, flipped("runs/sft/checkpoints/step-000003/model.safetensors")),
-        told=("runs/sft/run.json", "runs/sft/config.yaml"),
     ),
     Bad(
         "a resume from a checkpoint that lacks a file",
@@ -891,7 +971,6 @@ RESUME = [
         ("is missing or truncated",),
         "delete this checkpoint folder",
         both(finished, without("runs/sft/checkpoints/step-000003/optimizer_model.safetensors")),
-        told=("runs/sft/run.json", "runs/sft/config.yaml"),
     ),
     Bad(
         "a resume of a finished run without a checkpoint",

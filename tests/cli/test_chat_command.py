@@ -24,8 +24,8 @@ from rlhf_cli import chat_input
 from rlhf_cli.app import main
 from rlhf_cli.chat_input import Entry, entries, from_pipe
 from rlhf_cli.console import clean
-from stages.data.incremental import IncrementalText
 from stages.data.chat_template import CHATML
+from stages.data.incremental import IncrementalText
 from stages.errors import DataError
 from stages.runtime.reporter import SilentReporter
 from stages.sample import SampleOptions

@@ -97,6 +97,7 @@ def test_progress_and_weights_come_back_from_a_checkpoint(make, tmp_path):
         session.save({"rollout": {"ids": torch.arange(3)}})
     listener = Listener()
     with run(config, resume=True, reporter=listener) as session:
+        begin(session)
         other = trained(config, seed=1)
         extra = session.restore(model=other)
         assert torch.equal(extra["rollout"]["ids"], torch.arange(3))
@@ -120,8 +121,8 @@ def test_rows_beyond_the_checkpoint_are_taken_back(make, tmp_path):
             if step == 2:
                 session.save()
     with run(config, resume=True) as session:
-        session.restore(model=trained(config))
         begin(session)
+        session.restore(model=trained(config))
         assert session.progress.step == 2
     assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2]
 
@@ -289,6 +290,7 @@ def test_a_signal_saves_and_ends_with_its_exit_code(make, tmp_path):
             begin(session)
             session.restore(model=trained(config))
             session.progress.step = 5
+            session.take_steps()
             session.stop_if_asked()
             os.kill(os.getpid(), signal.SIGTERM)
             session.stop_if_asked({"rollout": {"ids": torch.arange(2)}})
@@ -300,6 +302,7 @@ def test_a_signal_saves_and_ends_with_its_exit_code(make, tmp_path):
     assert read(tmp_path / "run")["status"] == "interrupted"
     assert (tmp_path / "run" / "checkpoints" / "step-000005" / "COMPLETE").exists()
     with run(config, resume=True) as session:
+        begin(session)
         extra = session.restore(model=trained(config))
     assert session.progress.step == 5
     assert extra["rollout"]["ids"].tolist() == [0, 1]

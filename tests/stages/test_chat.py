@@ -15,9 +15,9 @@ from stages.chat import Chat, ChatOptions, Reply
 from stages.config.shared import PromptData
 from stages.conversation import Question
 from stages.data import store
+from stages.data.chat_template import CHATML
 from stages.data.records import from_json, to_json
 from stages.data.store import LoadSpec
-from stages.data.chat_template import CHATML
 from stages.data.templates import make_codec
 from stages.errors import CheckpointError, ConfigError, TrainingError
 from stages.runtime.reporter import SilentReporter
