@@ -112,7 +112,7 @@ def evaluate(
             drawing = (k, max_new_tokens, temperature, top_p, seed)
             found = _of_policy((model, against, reward), file, sizes, drawing, limit, reporter)
     if not as_json:
-        print("\n".join(_for_people(found, f"{model} on {file}", against)), flush=True)
+        print("\n".join(_for_people(found, model, file, against)), flush=True)
     gates.check(bounds, _flat(found), do="improve the model, or change the bound")
     if as_json:
         print(json.dumps(found, allow_nan=False), flush=True)
@@ -187,11 +187,15 @@ def _flat(found: Mapping[str, Any]) -> dict[str, float]:
     return {name: plain[name] for name in (*OF_REWARD, *NEEDS) if plain.get(name) is not None}
 
 
-def _for_people(found: Mapping[str, Any], title: str, against: str | None) -> Iterator[str]:
-    """A line for each figure, tables for what has several."""
-    yield clean(title)
-    rows = _verdict(found) if "pairs" in found else _answers(found, against)
-    yield from as_lines(rows, "  ")
+def _for_people(
+    found: Mapping[str, Any], model: str, file: str, against: str | None
+) -> Iterator[str]:
+    """A line for each figure, a column for each policy, blocks for what has several figures."""
+    yield clean(f"{model} on {file}")
+    if "pairs" in found:
+        yield from as_lines(_verdict(found), "  ")
+        return
+    yield from _aligned(_table(found, model, against))
 
 
 def _verdict(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,36 +228,56 @@ def _first(name: str, shares: Mapping[str, float]) -> list[object]:
     return [*rows, f"and {left} more, with --json"] if left else list(rows)
 
 
-def _answers(found: Mapping[str, Any], against: str | None) -> dict[str, Any]:
-    """The figures of a policy, as they are shown, and of the one beside it."""
-    pair = {
-        "win rate": found["win_rate"],
-        "ties": found["ties"],
-        "KL to the other, nats per answer": found["kl"],
-        "KL from the other, nats per answer": found["kl_reverse"],
-    }
-    beside = found["against"]
-    return {
-        "prompts": found["prompts"],
-        **_side(found),
-        **{name: value for name, value in pair.items() if value is not None},
-        **({"against": {"policy": against, **_side(beside)}} if beside else {}),
-    }
+def _table(found: Mapping[str, Any], model: str, against: str | None) -> list[list[str]]:
+    """The figures of a policy's answers as rows, beside those of the other one where there is one.
+
+    The first cell of a row names it.
+    """
+    sides = [_side(side) for side in (found, found["against"]) if side]
+    rows = [[name, *(side[name] for side in sides)] for name in sides[0]]
+    if against is not None:
+        rows.insert(0, ["", model, against])
+    empty = [""] * (len(sides) - 1)
+    return [*rows, *([name, value, *empty] for name, value in _between(found).items())]
 
 
-def _side(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of one policy's answers."""
-    score = found["score"] and _interval(found["score"])
-    return {
-        **({"score": score} if score else {}),
+def _side(found: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of one policy's answers, as they are shown."""
+    score = {"score": _interval(found["score"])} if found["score"] else {}
+    plain = {
         "length, tokens": found["length"],
         "ended": found["ended"],
         **{f"distinct-{n}": value for n, value in found["distinct_n"].items()},
-        **({"best of n": found["best_of_n"]} if found["best_of_n"] else {}),
     }
+    curve = {
+        f"best of {row['n']}": f"{row['score']:.4g} at KL {row['kl']:.3g}"
+        for row in found["best_of_n"] or ()
+    }
+    return score | {name: "-" if v is None else f"{v:.4g}" for name, v in plain.items()} | curve
 
 
 def _interval(score: Mapping[str, float | None]) -> str:
     if score["low"] is None or score["high"] is None:
         return f"{score['mean']:.4g}"
     return f"{score['mean']:.4g} (95 %: {score['low']:.4g} to {score['high']:.4g})"
+
+
+def _aligned(rows: list[list[str]]) -> Iterator[str]:
+    """Rows as lines whose cells stand below each other."""
+    cleaned = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cleaned, strict=True)]
+    for row in cleaned:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield ("  " + "  ".join(cells)).rstrip()
+
+
+def _between(found: Mapping[str, Any]) -> dict[str, str]:
+    """What two policies have together, and how many prompts."""
+    together = {
+        "win rate": found["win_rate"],
+        "ties": found["ties"],
+        "KL to the other": found["kl"],
+        "KL of the other": found["kl_reverse"],
+    }
+    shown = {name: f"{value:.4g}" for name, value in together.items() if value is not None}
+    return shown | {"prompts": str(found["prompts"])}

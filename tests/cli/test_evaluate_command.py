@@ -66,8 +66,15 @@ def test_a_person_gets_a_line_for_each_figure(folder: Path, capsys: Any) -> None
     assert "\x1b" not in out
     assert main([*POLICY, "--reward", "reward", "--against", "base"]) == 0
     out = capsys.readouterr().out
-    for words in ("score", "95 %", "win rate", "distinct-2", "against", "n=2"):
-        assert words in out
+    names, score, length = out.splitlines()[1:4]
+    assert names.split() == ["base", "base"]
+    assert re.fullmatch(r"  score +(\S+ \(95 %: \S+ to \S+\)) +\1", score)
+    column = names.index("base")
+    assert length.startswith("  length, tokens ")
+    assert length[column - 1] == " "
+    assert length[column] != " "
+    assert re.search(r"^  best of 2 +(\S+ at KL 0\.193) +\1$", out, re.MULTILINE)
+    assert re.search(r"^  win rate +0\.5$", out, re.MULTILINE)
     assert main(POLICY) == 0
     assert "score" not in capsys.readouterr().out
 
