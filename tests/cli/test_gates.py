@@ -117,5 +117,19 @@ def test_a_metric_of_another_stage_is_refused(text: str, stage: str) -> None:
         gates.parse(text, stage=stage)
 
 
+def test_a_figure_of_an_evaluation_is_read_like_a_metric() -> None:
+    known = ("accuracy", "log_loss")
+    assert gates.parse_figure(" log_loss <= 0.6", known) == gates.Gate("log_loss", "<=", 0.6)
+    for text, do in (
+        ("acuracy>=0.7", "write accuracy"),
+        ("zzz>=0.7", "name one of accuracy, log_loss"),
+        ("accuracy", "write it like 'accuracy>=0.7'"),
+        ("accuracy>=nan", "give a number as the bound"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            gates.parse_figure(text, known)
+        assert caught.value.do == do
+
+
 def test_the_accuracy_by_number_of_answers_can_be_required() -> None:
     assert gates.parse("eval/accuracy_k4>=0.5", stage="reward_model").metric == "eval/accuracy_k4"

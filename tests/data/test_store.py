@@ -89,6 +89,29 @@ def test_a_group_without_margin_has_none_and_counts_its_prompt_once(lines, plain
     assert splits.train.lengths[0] == len(group.prompt) + sum(map(len, group.answers))
 
 
+def test_judged_rankings_keep_scores_source_and_labeler(lines, plain):
+    answers = [{"text": "the cat", "score": 2.5}, {"text": "a", "score": 1}]
+    told = {"source": "web", "labeler": "ann"}
+    unscored = [{"text": "a", "rank": 2}, {"text": "the", "rank": 1}, {"text": "hello"}]
+    tied = [{"text": "a", "rank": 1}, {"text": "the", "rank": 1}]
+    path = lines(
+        [
+            {"prompt": "hello", "responses": answers, **told},
+            {"prompt": "two", "responses": unscored},
+            {"prompt": "cat", "responses": tied},
+        ]
+    )
+    splits = load(spec(path, "judged"), plain)
+    first, second = splits.train
+    assert (first.scores, first.source, first.labeler) == ((2.5, 1.0), "web", "ann")
+    assert first.group.ranks == (1, 2)
+    assert (second.scores, second.source, second.labeler) == (None, None, None)
+    assert second.group.ranks == (2, 1)
+    (role,) = splits.report.roles
+    assert role.dropped == {"all answers tied": 1}
+    assert role.answers == {2: 2}
+
+
 def test_prompts_keep_what_was_written_and_come_once(lines, chat):
     turns = [{"role": "user", "content": "hello"}]
     path = lines([{"prompt": turns}, {"prompt": "hello"}, {"prompt": turns}, {"prompt": "two"}])

@@ -16,9 +16,11 @@ import stages.evaluate
 from stages import reward_model, sample
 from stages.answer_figures import Diversity, mean_interval
 from stages.answers import Drawing
+from stages.batch import Group
 from stages.comparison import Names
 from stages.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
 from stages.evaluate import PolicyOptions, RewardOptions, of_policy, of_reward
+from stages.pairs import Accuracies, Verdicts
 from stages.runtime.reporter import SilentReporter
 from stages.sample import SampleOptions
 from tests.stages.project import (
@@ -123,6 +125,18 @@ def test_the_longer_answer_wins_as_often_as_counted_by_hand(project: Project) ->
     # cab: fg > e; d: ab and ba > a.
     right = [0, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1]
     assert of_rankings()["length_accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_equal_scores_are_wrong_and_equal_lengths_are_not_longer() -> None:
+    verdicts, by_name = Verdicts(), Accuracies()
+    group = Group(np.arange(2), tuple(np.arange(n) for n in (2, 2, 3)), (1, 2, 3))
+    gaps = verdicts.add(group, np.array([1.0, 1.0, 0.95]))
+    by_name.add("web", gaps)
+    by_name.add(None, gaps)
+    # (1, 2) scores and lengths equal; (1, 3) and (2, 3) score higher and are shorter.
+    assert by_name.shares() == {"web": 2 / 3}
+    assert verdicts.judgement().figures["eval/accuracy"] == 2 / 3
+    assert verdicts.judgement().figures["eval/length_accuracy"] == 0
 
 
 UTILITY = [[1, 0.5, 0], [0.5, 1, 0.5, 0], [0, 1], [0.75, 0.75, 0]]
@@ -428,8 +442,9 @@ def test_an_interval_is_seeded_and_one_prompt_has_none() -> None:
 def test_distinct_n_counts_over_all_answers_and_packs_ids_without_collision() -> None:
     seen = Diversity()
     seen.add([np.array([1, 2, 1, 2]), np.array([2, 1])])
-    seen.add([np.array([], dtype=np.int64), np.array([2_000_000, 0, 1])])
-    # 1-grams: 1 2 1 2 2 1 | 2000000 0 1; 2-grams: 12 21 12 21 | (2000000 0) (0 1);
-    # 3-grams: 121 212 | (2000000 0 1).
+    big = 1 << 20  # (big 0) and (0 1) would be one number, had an id 20 bits
+    seen.add([np.array([], dtype=np.int64), np.array([big, 0, 1])])
+    # 1-grams: 1 2 1 2 2 1 | big 0 1; 2-grams: 12 21 12 21 | (big 0) (0 1);
+    # 3-grams: 121 212 | (big 0 1).
     assert seen.shares() == {"1": 4 / 9, "2": 4 / 6, "3": 1.0}
     assert Diversity().shares() == {"1": None, "2": None, "3": None}
