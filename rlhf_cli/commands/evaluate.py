@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
 from rlhf_cli import gates
 from rlhf_cli.commands import options
 from rlhf_cli.commands.check import as_lines
+from rlhf_cli.commands.options import require_choice
 from rlhf_cli.commands.sample import check_numbers
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
-
-if TYPE_CHECKING:
-    from stages.runtime.reporter import Reporter
 
 OF_REWARD = ("accuracy", "margin", "log_loss", "ece", "best_of_n_regret", "length_accuracy")
 NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -81,6 +79,8 @@ def evaluate(
         Optional[int],  # noqa: UP045
         typer.Option("--limit", metavar="N", help="Only the first N records.", show_default=False),
     ] = None,
+    device: Annotated[str, typer.Option(metavar="[auto|cpu|cuda|mps]")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="[auto|bf16|fp32]")] = "auto",
     require: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
@@ -95,9 +95,14 @@ def evaluate(
 ) -> None:
     """Measure a reward model on rankings, or a policy on prompts."""
     check_numbers(k, max_new_tokens, temperature, top_p, limit)
+    require_choice("--device", device, ("auto", "cpu", "cuda", "mps"))
+    require_choice("--precision", precision, ("auto", "bf16", "fp32"))
     sizes = _sizes(best_of)
     bounds = [gates.parse_figure(text, (*OF_REWARD, *NEEDS)) for text in require or ()]
     silence_libraries(debug=debug)
+    from stages import evaluate as figures
+    from stages.answers import Drawing
+    from stages.comparison import Names
     from stages.models.load import is_reward_model
 
     judges = is_reward_model(model)
@@ -107,37 +112,20 @@ def evaluate(
         _refuse_given(context, model)
     with make_reporter(as_json=as_json, quiet=quiet) as reporter:
         if judges:
-            found = _of_reward(model, file, limit, reporter)
+            rankings = figures.RewardOptions(model, file, limit, device, precision)
+            found = figures.of_reward(rankings, reporter)
         else:
-            drawing = (k, max_new_tokens, temperature, top_p, seed)
-            found = _of_policy((model, against, reward), file, sizes, drawing, limit, reporter)
+            names = Names(model, against, reward)
+            drawing = Drawing(k, max_new_tokens, temperature, top_p, seed)
+            prompts = figures.PolicyOptions(
+                names, file, sizes, drawing, limit, device=device, precision=precision
+            )
+            found = figures.of_policy(prompts, reporter)
     if not as_json:
         print("\n".join(_for_people(found, model, file, against)), flush=True)
     gates.check(bounds, _flat(found), do="improve the model, or change the bound")
     if as_json:
         print(json.dumps(found, allow_nan=False), flush=True)
-
-
-def _of_reward(model: str, file: str, limit: int | None, reporter: Reporter) -> dict[str, Any]:
-    from stages.evaluate import RewardOptions, of_reward
-
-    return of_reward(RewardOptions(model, file, limit), reporter)
-
-
-def _of_policy(
-    models: tuple[str, str | None, str | None],
-    file: str,
-    sizes: tuple[int, ...],
-    drawing: tuple[int, int, float, float, int],
-    limit: int | None,
-    reporter: Reporter,
-) -> dict[str, Any]:
-    from stages.answers import Drawing
-    from stages.comparison import Names
-    from stages.evaluate import PolicyOptions, of_policy
-
-    options = PolicyOptions(Names(*models), file, sizes, Drawing(*drawing), limit)
-    return of_policy(options, reporter)
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:

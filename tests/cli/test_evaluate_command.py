@@ -126,6 +126,8 @@ def test_a_bound_that_is_kept_passes_and_one_that_is_not_exits_with_7(
         ("evaluate base prompts.jsonl --best-of 0", 2, "--best-of", "no list of numbers"),
         ("evaluate base prompts.jsonl --k 0", 2, "--k", "out of range"),
         ("evaluate base prompts.jsonl --temperature 0", 2, "--temperature", "out of range"),
+        ("evaluate base prompts.jsonl --device tpu", 2, "--device", "there is no tpu"),
+        ("evaluate base prompts.jsonl --precision int8", 2, "--precision", "there is no int8"),
         ("evaluate base prompts.jsonl --max-new-tokens 999", 2, "--max-new-tokens", "no room"),
         ("evaluate base prompts.jsonl --require score>=1", 2, "--require", "needs --reward"),
         ("evaluate base prompts.jsonl --require kl<=1", 2, "--require", "needs --against"),
