@@ -169,10 +169,21 @@ def _override(source: _Source, text: str) -> _Finding | None:
     except NotYaml as error:
         return _Finding(_LAST, where, f"{error} (put text with special characters in quotes)")
     try:
-        source.overridden[_put(source.values, parts, value)] = key.strip()
+        path = _put(source.values, _of_its_terms(parts, source.values.get("reward")), value)
+        source.overridden[path] = key.strip()
     except LookupError as error:
         return _Finding(_LAST, where, str(error.args[0]))
     return None
+
+
+def _of_its_terms(parts: list[str], reward: Any) -> list[str]:
+    """The parts of a key; the one term of a reward goes by its number and without it."""
+    if parts[0] != "reward" or len(parts) == 1:
+        return parts
+    if isinstance(reward, list):
+        alone = len(reward) == 1 and not parts[1].isdecimal()
+        return ["reward", "0", *parts[1:]] if alone else parts
+    return [parts[0], *parts[2:]] if parts[1] == "0" else parts
 
 
 def _put(container: Any, parts: list[str], value: Any) -> Path:
@@ -256,7 +267,8 @@ def _origin(path: Path, source: _Source, preset_name: str, preset: dict[str, Any
 
 def _has(values: Any, path: Path) -> bool:
     for part in path:
-        if not isinstance(values, dict) or part not in values:
+        inside = isinstance(values, list) and isinstance(part, int) and part < len(values)
+        if not inside and not (isinstance(values, dict) and part in values):
             return False
         values = values[part]
     return True

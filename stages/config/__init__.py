@@ -29,6 +29,13 @@ from stages.config.preference import (
 from stages.config.presets import preset_values, under
 from stages.config.problems import InvalidConfig, Problem, problems_of, shown, suggestion
 from stages.config.reward_model import RewardModelConfig
+from stages.config.rewards import (
+    HttpReward,
+    ModelReward,
+    PythonReward,
+    RuleReward,
+    ScoreConfig,
+)
 from stages.config.sft import SftConfig
 from stages.config.shared import StageConfig
 
@@ -37,8 +44,10 @@ __all__ = [
     "CriticlessConfig",
     "DpoConfig",
     "GrpoConfig",
+    "HttpReward",
     "InvalidConfig",
     "KtoConfig",
+    "ModelReward",
     "OdpoConfig",
     "OnlineConfig",
     "OnlineDpoConfig",
@@ -46,9 +55,12 @@ __all__ = [
     "PairedConfig",
     "PpoConfig",
     "PreferenceConfig",
+    "PythonReward",
     "ReinforceConfig",
     "RewardModelConfig",
     "RlooConfig",
+    "RuleReward",
+    "ScoreConfig",
     "SftConfig",
     "SimpoConfig",
     "StageConfig",

@@ -78,7 +78,7 @@ def disagreement(key: str, message: str) -> PydanticCustomError:
 
 
 def leaves(config: Section) -> Iterator[Leaf]:
-    """Every value of a config in the order of its keys; a list is one value."""
+    """Every value of a config in the order of its keys; a list of plain values is one value."""
     yield from _leaves(config.model_dump(), ())
 
 
@@ -86,8 +86,15 @@ def _leaves(value: Any, path: Path) -> Iterator[Leaf]:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves(inner, (*path, key))
+    elif _is_list_of_sections(value):
+        for n, inner in enumerate(value):
+            yield from _leaves(inner, (*path, n))
     else:
         yield Leaf(path, value)
+
+
+def _is_list_of_sections(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], dict)
 
 
 def dotted(path: Path) -> str:
@@ -106,10 +113,15 @@ def to_yaml(config: Section, comments: Mapping[str, str] | None = None) -> str:
     opened: Path = ()
     for path, value in leaves(config):
         section = path[:-1]
+        first = section[:1] if section[-1:] and isinstance(section[-1], int) else ()
         for depth in range(_shared(opened, section), len(section)):
-            lines.append(f"{'  ' * depth}{_scalar(section[depth])}:")
+            if not isinstance(section[depth], int):
+                lines.append(f"{'  ' * depth}{_scalar(section[depth])}:")
         comment = (comments or {}).get(dotted(path))
-        line = f"{'  ' * len(section)}{_scalar(path[-1])}: {_flow(value)}"
+        indent = "  " * len(section)
+        if first and opened != section:
+            indent = f"{indent[:-2]}- "  # the first key of an item of a list
+        line = f"{indent}{_scalar(path[-1])}: {_flow(value)}"
         lines.append(f"{line}  # {comment}" if comment else line)
         opened = section
     return "\n".join(lines) + "\n"

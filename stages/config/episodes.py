@@ -18,6 +18,7 @@ from stages.config.base import (
     Whole,
     disagreement,
 )
+from stages.config.rewards import Placed, Rewards, placed
 from stages.config.shared import (
     Checkpoint,
     Evaluate,
@@ -65,16 +66,6 @@ class EpisodeLog(Log):
 
     samples: Whole = 4
     """Sampled answers shown and written with each evaluation, the first iteration and the last."""
-
-
-class ModelReward(Section):
-    """A reward model scores the whole answer."""
-
-    type: Literal["model"] = "model"
-    """What kind of reward this is."""
-
-    path: Place
-    """Reward model: a run folder or a model folder."""
 
 
 class Rollout(Section):
@@ -194,8 +185,8 @@ class OnlineConfig(StageConfig):
     reference: Place | None = None
     """The frozen policy that the KL is measured from; null is the starting policy."""
 
-    reward: ModelReward
-    """What scores the answers."""
+    reward: Rewards
+    """What scores the answers: one term, or a list of terms that are added up."""
 
     rollout: Rollout = Rollout()
     """How many answers are sampled, and how."""
@@ -205,6 +196,11 @@ class OnlineConfig(StageConfig):
 
     kl: KlLimits = KlLimits()
     """The distance to the reference."""
+
+    @property
+    def terms(self) -> tuple[Placed, ...]:
+        """The terms of the reward, each with its key and name."""
+        return placed(self.reward)
 
     @property
     def epochs(self) -> int:

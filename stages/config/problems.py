@@ -85,38 +85,53 @@ def shown(value: object) -> str:
 
 
 def section_at(config: type[Section], path: Path) -> type[Section] | None:
-    """The class of the section at a path, or None where there is no such section."""
-    section: type[Section] | None = config
+    """The class of the section at a path, or None where there is no such section.
+
+    A part such as ``<http>`` chooses among the sections of a union the one of that ``type``.
+    """
+    found: list[type[Section]] = [config]
     for part in path:
-        if section is None:
-            return None
-        field = section.model_fields.get(str(part))
-        section = _section_in(field.annotation) if field else None
-    return section
+        if isinstance(part, str) and part.startswith("<"):
+            found = [s for s in found if _type_of(s) == part[1:-1]] or found
+        elif isinstance(part, str):
+            field = found[0].model_fields.get(part) if found else None
+            found = list(_sections_in(field.annotation)) if field else []
+    return found[0] if found else None
 
 
-def _section_in(annotation: Any) -> type[Section] | None:
-    """The section class in an annotation, also inside a union."""
+def _type_of(section: type[Section]) -> object:
+    field = section.model_fields.get("type")
+    return get_args(field.annotation)[0] if field else None
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Section]]:
+    """The section classes in an annotation, those of a union in their order."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    return next((s for part in get_args(annotation) if (s := _section_in(part))), None)
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections_in(part)
 
 
 def _problem(
     details: ErrorDetails, config: type[Section], stages: Mapping[str, type[Section]]
 ) -> Problem:
-    # Parts such as <number> name the member of a union that was tried; they are no keys.
-    path = tuple(p for p in details["loc"] if not (isinstance(p, str) and p.startswith("<")))
+    path = _keys(details["loc"])
     if details["type"] == "extra_forbidden":
-        return Problem(path, _unknown_key(path, config, stages), "key")
+        return Problem(path, _unknown_key(details["loc"], config, stages), "key")
     if details["type"] == "missing" and isinstance(path[-1], int):
         return Problem(path[:-1], f"the list needs more than {path[-1]} of its values", "value")
     if details["type"] == "missing":
-        return Problem(path, _missing_key(path, config), "section")
+        return Problem(path, _missing_key(details["loc"], config), "section")
     if details["type"] == "disagreement":
         context = details["ctx"]
-        return Problem((*path, *context["key"].split(".")), context["message"], "value")
+        key = (int(part) if part.isdecimal() else part for part in context["key"].split("."))
+        return Problem((*path, *key), context["message"], "value")
     return Problem(path, _wrong_value(details), "value")
+
+
+def _keys(path: Path) -> Path:
+    """A path without the parts, such as ``<number>``, that name which member of a union was meant."""
+    return tuple(part for part in path if not (isinstance(part, str) and part.startswith("<")))
 
 
 def _unknown_key(path: Path, config: type[Section], stages: Mapping[str, type[Section]]) -> str:
@@ -130,7 +145,7 @@ def _unknown_key(path: Path, config: type[Section], stages: Mapping[str, type[Se
     if meant is None:
         section = section_at(config, path[:-1])
         return f"unknown key (known here: {', '.join(section.model_fields if section else ())})"
-    if meant[:-1] == path[:-1]:
+    if meant[:-1] == _keys(path)[:-1]:
         return f"unknown key (did you mean {meant[-1]}?)"
     outside = " outside of any section" if len(meant) == 1 else ""
     return f"unknown key (did you mean {dotted(meant)}{outside}?)"
@@ -142,11 +157,11 @@ def _meant(path: Path, config: type[Section]) -> Path | None:
     section = section_at(config, path[:-1])
     here = section.model_fields if section else {}
     if near := get_close_matches(name, here, n=1, cutoff=_VERY_LIKE):
-        return (*path[:-1], near[0])
+        return _keys((*path[:-1], near[0]))
     if elsewhere := next((p for p in _key_paths(config, ()) if p[-1] == name), None):
         return elsewhere
     near = get_close_matches(name, here, n=1)
-    return (*path[:-1], near[0]) if near else None
+    return _keys((*path[:-1], near[0])) if near else None
 
 
 def _is_key(path: Path, config: type[Section]) -> bool:
@@ -157,7 +172,7 @@ def _is_key(path: Path, config: type[Section]) -> bool:
 def _key_paths(section: type[Section], prefix: Path) -> Iterator[Path]:
     for name, field in section.model_fields.items():
         yield (*prefix, name)
-        inner = _section_in(field.annotation)
+        inner = next(_sections_in(field.annotation), None)
         if inner:
             yield from _key_paths(inner, (*prefix, name))
 
@@ -232,4 +247,5 @@ _OTHER: dict[str, Callable[[ErrorDetails], str]] = {
     "too_long": _length,
     "too_short": _length,
     "kind": _as_pydantic_says,
+    "secret": lambda details: str(details["msg"]),  # without the value
 }

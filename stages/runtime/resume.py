@@ -25,6 +25,9 @@ HARMLESS = (
     "output",
     "kl.warn_above",
     "kl.stop_above",
+    "reward.timeout",
+    "reward.concurrency",
+    "reward.retries",
 )
 """Keys that change what is told or how far the run goes, not what it computes."""
 LENGTHS = ("max_steps", "epochs", "total_episodes")
@@ -44,12 +47,15 @@ def require_same_meaning(stored: dict[str, Any], config: StageConfig) -> None:
     Raises:
         CheckpointError: a key that alters the run has another value; it is named.
     """
-    asked = config.model_dump(mode="json")
-    for leaf, _ in _flat(asked):
-        key = _known(stored, leaf)
+    asked = _numbered(config.model_dump(mode="json"))
+    stored = _numbered(stored)
+    for leaf in [*_flat(asked), *_gone(stored, asked)]:
+        key = _known(asked, _known(stored, leaf))
         before, value = _at(stored, key), _at(asked, key)
-        new = key != leaf and isinstance(before, dict)  # a key that the run did not know yet
-        if new or leaf.startswith(HARMLESS) or before == value:
+        unknown = leaf.removeprefix(key).strip(".").split(".")[0]
+        # A key that the run did not know yet; an item of a list more or less is no such key.
+        new = bool(unknown) and isinstance(before, dict) and not unknown.isdecimal()
+        if new or _of_any_item(leaf).startswith(HARMLESS) or before == value:
             continue
         raise CheckpointError(
             f"was {json.dumps(before)} when the run was started and is {json.dumps(value)} now",
@@ -168,15 +174,35 @@ def _known(values: Any, key: str) -> str:
     return ".".join(known)
 
 
+def _of_any_item(key: str) -> str:
+    """A key without the numbers of the items of lists in it."""
+    return ".".join(part for part in key.split(".") if not part.isdecimal())
+
+
 def _at(values: Any, key: str) -> Any:
     for name in key.split(".") if key else ():
         values = values[name]
     return values
 
 
-def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted keys of plain values."""
     if not isinstance(values, dict) or prefix in MAPPINGS:
-        yield prefix, values
+        yield prefix
         return
     for key, value in values.items():
         yield from _flat(value, f"{prefix}.{key}" if prefix else key)
+
+
+def _gone(stored: Any, asked: Any) -> Iterator[str]:
+    """The keys of items of lists, such as terms of the reward, that are there no more."""
+    return (key for key in _flat(stored) if key != _of_any_item(key) and _known(asked, key) != key)
+
+
+def _numbered(values: Any) -> Any:
+    """The values with each list of sections as a section of its items, by their numbers."""
+    if isinstance(values, list) and values and isinstance(values[0], dict):
+        values = {str(n): item for n, item in enumerate(values)}
+    if not isinstance(values, dict):
+        return values
+    return {key: _numbered(value) for key, value in values.items()}
