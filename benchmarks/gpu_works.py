@@ -213,7 +213,7 @@ def ppo_work(size: Size, arithmetic: Arithmetic, budget: int) -> Measurable:
     readers = Readers(
         network(size, "policy", arithmetic),
         network(size, "policy", arithmetic).freeze(),
-        network(size, "reward", arithmetic).freeze(),
+        {"model": network(size, "reward", arithmetic).freeze()},
         network(size, "critic", arithmetic),
     )
     assert readers.critic is not None

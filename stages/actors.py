@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from stages import inputs
-from stages.config import OnlineConfig, PpoConfig
+from stages import inputs, terms
+from stages.config import ModelReward, OnlineConfig, PpoConfig
+from stages.config.rewards import Placed
 from stages.models import lora
 from stages.models.load import Loading, load_policy, load_reward, with_fresh_head
 from stages.models.network import Network, without_dropout
 from stages.rollout import Readers
 from stages.runtime import start
 from stages.runtime.optim import Trainee
+from stages.runtime.rewards.model import Reader
 from stages.runtime.session import Session
 
 
 def load(session: Session, config: OnlineConfig, text: start.Text) -> Readers:
-    """The policy, its frozen reference, the frozen reward model, and in ppo the critic.
+    """The policy, its frozen reference, what the reward is made of, and in ppo the critic.
 
     With adapters, what a trained network starts from is that network with its adapters off: ppo
     then holds two models, not four.
     """
+    texts = {
+        placed.name: scorer
+        for placed in config.terms
+        if (scorer := terms.plain_scorer(placed)) is not None
+    }
     loading, reporter = start.loading_of(session), session.reporter
     policy, critic = without_dropout(load_policy(config.model, loading)), None
     trained = {"policy": policy}
     if isinstance(config, PpoConfig):
-        critic = trained["critic"] = without_dropout(_load_critic(config, loading))
+        critic = trained["critic"] = without_dropout(_load_critic(config, loading, text))
     for name, network in trained.items():
         start.adopt(network, text)
         start.adapt(session, network, name)
@@ -33,14 +40,35 @@ def load(session: Session, config: OnlineConfig, text: start.Text) -> Readers:
         reference = load_policy(config.reference or config.model, loading)
         start.adopt(reference, text)  # new rows are drawn in the format of the policy's
         reference.freeze()
-    if critic is not None and inputs.reward_shares(config):
-        reward = lora.without(critic, "reward")
-    else:
-        reward = load_reward(config.reward.path, loading).freeze()
+    rewards = {}
+    for placed, term in terms.models(config):
+        network = _reward(config, placed, text, critic, loading)
+        start.say_layout(session, network, terms.role(config, placed))
+        if terms.reads_ids(term.path, config, text):
+            rewards[placed.name] = network
+            continue
+        reporter.note(f"{placed.key}: {term.path} reads the text, in its own template and tokens")
+        codec = start.own_codec(term.path, trust_remote_code=config.trust_remote_code)
+        texts[placed.name] = Reader(network, codec, config.train.tokens_per_micro_batch)
     reporter.note(text.pad_how)
-    for name, network in (("policy", policy), ("reward", reward)):
-        start.say_layout(session, network, name)
-    return Readers(policy, reference, reward, critic)
+    start.say_layout(session, policy, "policy")
+    return Readers(policy, reference, rewards, critic, texts)
+
+
+def _reward(
+    config: OnlineConfig,
+    placed: Placed,
+    text: start.Text,
+    critic: Network | None,
+    loading: Loading,
+) -> Network:
+    """A frozen reward model; with adapters, the one that the critic started from."""
+    if isinstance(config, PpoConfig) and critic is not None and config.lora is not None:
+        first = terms.critic_term(config, text)
+        if first is not None and first.name == placed.name:
+            return lora.without(critic, "reward")
+    assert isinstance(placed.term, ModelReward)
+    return load_reward(placed.term.path, loading).freeze()
 
 
 def parents(config: OnlineConfig) -> list[dict[str, str]]:
@@ -48,10 +76,10 @@ def parents(config: OnlineConfig) -> list[dict[str, str]]:
     found = [
         start.parent("policy", config.model),
         start.parent("reference", config.reference or config.model),
-        start.parent("reward", config.reward.path),
+        *(start.parent("reward", term.path) for _, term in terms.models(config)),
     ]
     if isinstance(config, PpoConfig) and config.critic.init not in ("reward", "policy"):
-        found.append(start.parent("critic", inputs.critic_source(config)))
+        found.append(start.parent("critic", terms.earlier_critic(config.critic.init)))
     return found
 
 
@@ -69,8 +97,8 @@ def publish_policy(
         )
 
 
-def _load_critic(config: PpoConfig, loading: Loading) -> Network:
-    source = inputs.critic_source(config)
+def _load_critic(config: PpoConfig, loading: Loading, text: start.Text) -> Network:
+    source = terms.critic_source(config, text)
     if config.critic.init == "policy":
         return with_fresh_head(source, loading, seed=config.seed, kind="critic")
     return load_reward(source, loading, kind="critic")

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stages import budget, footprint, inputs, show
+from stages import budget, footprint, inputs, show, terms
 from stages.budget import Known
 from stages.config import OnlineConfig, StageConfig
 from stages.data.report import RoleReport
@@ -79,6 +79,8 @@ def _session(config: StageConfig, reporter: Reporter, scratch: Path) -> Session:
 
 def _known(session: Session, config: StageConfig, text: start.Text) -> Known:
     models = inputs.models(session, config, text)
+    if isinstance(config, OnlineConfig):
+        terms.require(config)
     return Known.of(session, config, models, inputs.load(session, config, text))
 
 

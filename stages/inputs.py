@@ -6,12 +6,11 @@ Whatever can be refused without reading weights is refused here; ``rlhf check`` 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
-from stages import methods
+from stages import methods, terms
 from stages.config import (
     KtoConfig,
     OdpoConfig,
@@ -57,6 +56,7 @@ class Model:
         config: its transformers config.
         trained: whether the stage trains it.
         shares: the role of the model in training whose weights it is, with the adapters off.
+        reads_ids: whether it must read the ids that the stage makes; a reward model may do without.
     """
 
     role: str
@@ -65,6 +65,7 @@ class Model:
     config: PreTrainedConfig
     trained: bool
     shares: str | None = None
+    reads_ids: bool = True
 
 
 class Inputs(NamedTuple):
@@ -108,32 +109,17 @@ def models(session: Session, config: StageConfig, text: start.Text) -> list[Mode
         found = _of_preference(config)
     else:
         assert isinstance(config, OnlineConfig)
-        found = _of_online(config)
-    for source in dict.fromkeys(model.source for model in found):
+        found = _of_online(config, text)
+    for source in dict.fromkeys(model.source for model in found if model.reads_ids):
         if source != config.model:
             _require_same_text(source, config, text)
     return found
-
-
-def critic_source(config: PpoConfig) -> str:
-    """What the critic starts from; in a run folder of ppo, the critic there."""
-    named = {"policy": config.model, "reward": config.reward.path}
-    source = named.get(config.critic.init, config.critic.init)
-    inner = Path(source) / "critic"
-    return str(inner) if config.critic.init not in named and inner.is_dir() else source
 
 
 def reference_shares(config: OnlineConfig) -> bool:
     """Whether the reference is the policy with its adapters off."""
     reference = config.reference or config.model
     return config.lora is not None and _place(reference) == _place(config.model)
-
-
-def reward_shares(config: OnlineConfig) -> bool:
-    """Whether the reward model is the critic with its adapters, and its new head, off."""
-    if not isinstance(config, PpoConfig):
-        return False
-    return config.lora is not None and config.critic.init == "reward"
 
 
 def _place(source: str) -> str:
@@ -199,8 +185,10 @@ def _offset(config: PairedConfig) -> Any:
 def prompts(session: Session, config: OnlineConfig, text: start.Text) -> Inputs:
     """Prompts that leave room for an answer, and the pretraining documents of PPO-ptx."""
     _remark(session, config)
-    spec = _spec(session, config, "prompts", reserve_tokens=config.rollout.max_new_tokens)
+    longest, fields = config.rollout.max_new_tokens, terms.need_fields(config)
+    spec = _spec(session, config, "prompts", reserve_tokens=longest, fields=fields)
     found = _load(session, text, spec)
+    terms.require_fit(config, text, found)
     if not isinstance(config, PpoConfig) or config.ptx.data is None:
         return Inputs(found)
     limit = config.ptx.max_tokens
@@ -228,22 +216,37 @@ def _of_preference(config: PreferenceConfig) -> list[Model]:
     return [policy, replace(_policy("reference", config.model, config), shares=shares)]
 
 
-def _of_online(config: OnlineConfig) -> list[Model]:
-    reward = reward_config(config.reward.path, config.trust_remote_code)
+def _of_online(config: OnlineConfig, text: start.Text) -> list[Model]:
+    rewards = [
+        Model(
+            terms.role(config, placed),
+            term.path,
+            "reward",
+            reward_config(term.path, config.trust_remote_code),
+            trained=False,
+            reads_ids=False,
+        )
+        for placed, term in terms.models(config)
+    ]
     reference = _policy("reference", config.reference or config.model, config)
-    judge = Model("reward", config.reward.path, "reward", reward, False)
     found = [
         _policy("policy", config.model, config, trained=True),
         replace(reference, shares="policy" if reference_shares(config) else None),
     ]
-    found.append(replace(judge, shares="critic" if reward_shares(config) else None))
-    return [*found, _critic(config)] if isinstance(config, PpoConfig) else found
+    if not isinstance(config, PpoConfig):
+        return found + rewards
+    first = terms.critic_term(config, text)
+    if first is not None and config.lora is not None:
+        own = terms.role(config, first)
+        rewards = [replace(m, shares="critic") if m.role == own else m for m in rewards]
+    return [*found, *rewards, _critic(config, text)]
 
 
-def _critic(config: PpoConfig) -> Model:
-    source, fresh = critic_source(config), config.critic.init == "policy"
-    read = headed_config if fresh else reward_config
-    return Model("critic", source, "critic", read(source, config.trust_remote_code), True)
+def _critic(config: PpoConfig, text: start.Text) -> Model:
+    source, init = terms.critic_source(config, text), config.critic.init
+    read = headed_config if init == "policy" else reward_config
+    found = read(source, config.trust_remote_code)
+    return Model("critic", source, "critic", found, True, reads_ids=init != "reward")
 
 
 def _policy(role: str, source: str, config: StageConfig, *, trained: bool = False) -> Model:
@@ -314,11 +317,13 @@ def _remark(session: Session, config: OnlineConfig) -> None:
     if isinstance(config.kl, Kl) and (unused := _unused(config.kl)):
         named = " and ".join(f"kl.{name}" for name in unused)
         session.reporter.warn(f"{named} without effect: kl.controller is fixed, not adaptive")
-    if _is_critic(config.reward.path):
-        session.reporter.warn(
-            f"reward.path ({config.reward.path}) is a critic: it has learned to foretell returns, "
-            "not to judge answers; rlhf train-rm makes a reward model"
-        )
+    for placed, term in terms.models(config):
+        identity = terms.identity_of(term.path)
+        if identity is not None and identity.kind == "critic":
+            session.reporter.warn(
+                f"{placed.key}.path ({term.path}) is a critic: it has learned to foretell returns, "
+                "not to judge answers; rlhf train-rm makes a reward model"
+            )
 
 
 def _unused(kl: Kl) -> list[str]:
@@ -326,12 +331,6 @@ def _unused(kl: Kl) -> list[str]:
     if kl.controller == "adaptive":
         return []
     return [name for name in ADAPTIVE if getattr(kl, name) != getattr(Kl(), name)]
-
-
-def _is_critic(source: str) -> bool:
-    folder = model_folder(source)
-    identity = read_identity(folder) if folder.is_dir() else None
-    return identity is not None and identity.kind == "critic"
 
 
 def _beside(session: Session, text: start.Text, spec: LoadSpec, role: str) -> Splits:

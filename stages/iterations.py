@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from stages import diagnosis, sampled
+from stages import diagnosis, judges, sampled
 from stages.config import OnlineConfig
 from stages.config.episodes import Kl
 from stages.data import store
+from stages.data.kinds import PromptItem
 from stages.data.plan import shuffled, stream
 from stages.data.records import to_json
 from stages.errors import TrainingError
@@ -121,14 +121,17 @@ class Loop:
         """Sample the iteration's answers and find what the minibatches aim at."""
         progress = self.session.progress
         asked = self._asked(progress.iteration)
-        prompts = [self.prompts.train[n].ids for n in asked.records]
-        rows = [prompt for prompt in prompts for _ in range(self.config.per_prompt)]
-        collected = self._collect(rows, asked.keys, self.readers)
+        prompts = [self.prompts.train[n] for n in asked.records]
+        items = [prompt for prompt in prompts for _ in range(self.config.per_prompt)]
+        collected = self._collect(items, asked.keys, self.readers, learn=True)
         sampled.require_scores(collected.rollout, f"iteration {progress.iteration + 1}")
         estimated = self.method.estimate(collected.rollout, progress.stage)
         self.guard_kl(estimated.kl)
-        progress.stage |= {"kl": estimated.kl, **estimated.kept}
+        # Not before the guards: a run that they stop meets this rollout again when it goes on.
+        progress.stage |= {"kl": estimated.kl, **estimated.kept, "moments": collected.moments}
         progress.window.add(estimated.metrics)
+        rollout, texts = collected.rollout, self.readers.texts
+        progress.window.add(judges.figures(self.config.terms, rollout.terms, rollout.judged, texts))
         progress.window.add(
             {
                 "time/rollout": collected.sampling_seconds,
@@ -186,11 +189,12 @@ class Loop:
             return
         readers = replace(self.readers, critic=None)
 
-        def answer(prompts: Sequence[np.ndarray], keys: Sequence[Key]) -> Rollout:
-            with modes_kept(readers.policy, readers.reference, readers.reward):
-                return self._collect(prompts, keys, readers).rollout
+        def answer(items: Sequence[PromptItem], keys: Sequence[Key]) -> Rollout:
+            with modes_kept(*readers.networks):
+                return self._collect(items, keys, readers, learn=False).rollout
 
-        figures = sampled.held_out_figures(held_out, self.config.rollout.batch_size, answer)
+        size = self.config.rollout.batch_size
+        figures = sampled.held_out_figures(held_out, size, answer, self.config.terms)
         iteration = self.session.progress.iteration
         sampled.require_figures(figures, f"iteration {iteration}")
         row = self.session.log("eval", figures, iteration=iteration)
@@ -208,7 +212,7 @@ class Loop:
             return to_json(self.prompts.train[chosen[row // config.per_prompt]].prompt)
 
         samples = sampled.first_answers(
-            self.rollout, config.log.samples, prompt, self.text.codec.decode
+            self.rollout, config.log.samples, prompt, self.text.codec.decode, config.terms
         )
         when = {"step": progress.step, "iteration": progress.iteration}
         sampled.show(samples, when, session.folder / "samples.jsonl", session.reporter)
@@ -242,8 +246,14 @@ class Loop:
             )
 
     def _collect(
-        self, prompts: Sequence[np.ndarray], keys: Sequence[Key], readers: Readers
+        self,
+        items: Sequence[PromptItem],
+        keys: Sequence[Key],
+        readers: Readers,
+        *,
+        learn: bool,
     ) -> Collected:
+        """Answers to prompts; ``learn``: whether they move the moments of normalised terms."""
         options = self.config.rollout
         sampling = Sampling(
             max_new_tokens=options.max_new_tokens,
@@ -252,15 +262,19 @@ class Loop:
             top_p=options.top_p,
             top_k=options.top_k,
         )
+        moments = self.session.progress.stage.get("moments", {})
         return collect(
             readers,
-            prompts,
+            [item.ids for item in items],
             keys,
             sampling,
             seed=self.config.seed,
             budget=self.config.train.tokens_per_micro_batch,
             after_last=self.config.after_last,
             world=self.session.world,
+            judge=judges.judge(
+                self.config.terms, readers.texts, items, self.text.codec, moments, learn=learn
+            ),
         )
 
     def _asked(self, iteration: int) -> Asked:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages import actors, budget, inputs
+from stages import actors, budget, inputs, terms
 from stages.advantage import estimate
 from stages.batch import Example
 from stages.config import PpoConfig
@@ -122,7 +122,7 @@ class Ppo:
 
 def publish(session: Session, config: PpoConfig, text: start.Text, update: Update) -> None:
     """Policy, critic and, where it is kept, the averaged policy."""
-    critic, base = update.critic.network, inputs.critic_source(config)
+    critic, base = update.critic.network, terms.critic_source(config, text)
     actors.publish_policy(session, config, text, update.policy)
     valued = start.identity_of(session, text, "critic", mean=critic.mean, std=critic.std)
     start.publish(session, text, critic, "critic", valued, base=base)

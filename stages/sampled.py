@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from stages import judges
 from stages.batch import Ids
+from stages.config.rewards import Placed
+from stages.data.kinds import PromptItem
 from stages.data.store import Store
 from stages.functional.divergence import kl_estimate
 from stages.functional.masking import masked, masked_sum
@@ -41,7 +45,10 @@ def answer_figures(rollout: Rollout) -> dict[str, float]:
 
 
 def held_out_figures(
-    held_out: Store, size: int, answer: Callable[[Sequence[Ids], Sequence[Key]], Rollout]
+    held_out: Store,
+    size: int,
+    answer: Callable[[Sequence[PromptItem], Sequence[Key]], Rollout],
+    terms: Sequence[Placed],
 ) -> dict[str, float]:
     """Score, KL and length of one answer to each held-out prompt, at fixed noise.
 
@@ -49,18 +56,26 @@ def held_out_figures(
         held_out: prompts.
         size: how many are answered at a time.
         answer: samples an answer to each of some prompts.
+        terms: of the reward.
 
     Raises:
         TrainingError: a figure is not finite.
     """
-    sums = np.zeros(3)
+    sums, rollouts = np.zeros(3), []
     for first in range(0, len(held_out), size):
         places = range(first, min(first + size, len(held_out)))
-        rollout = answer([held_out[n].ids for n in places], [(-1 - n, 0) for n in places])
+        rollout = answer([held_out[n] for n in places], [(-1 - n, 0) for n in places])
+        rollouts.append((rollout.terms, rollout.judged))
         kl = kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1")
         sums += [rollout.scores.sum(), masked_sum(kl, rollout.mask), rollout.mask.sum()]
     score, kl_mean, length = (float(value) for value in sums / len(held_out))
-    return {"eval/score": score, "eval/kl": kl_mean, "eval/response_length_mean": length}
+    raw, judged = (torch.cat(parts) for parts in zip(*rollouts, strict=True))
+    return {
+        "eval/score": score,
+        "eval/kl": kl_mean,
+        "eval/response_length_mean": length,
+        **{f"eval/score_{name}": mean for name, mean in judges.means(terms, raw, judged).items()},
+    }
 
 
 def require_figures(figures: Mapping[str, float], what: str) -> None:
@@ -84,7 +99,11 @@ def require_scores(rollout: Rollout, what: str) -> None:
 
 
 def first_answers(
-    rollout: Rollout, count: int, prompt: Callable[[int], Any], decode: Callable[[Ids], str]
+    rollout: Rollout,
+    count: int,
+    prompt: Callable[[int], Any],
+    decode: Callable[[Ids], str],
+    terms: Sequence[Placed],
 ) -> list[Sample]:
     """The first answers of a rollout with their scores and KL.
 
@@ -93,6 +112,7 @@ def first_answers(
         count: how many of them at most.
         prompt: row → its prompt as in the data.
         decode: ids → text.
+        terms: of the reward.
     """
     kl = kl_estimate(rollout.logp_old, rollout.logp_ref, estimator="k1")
     sums = masked(kl, rollout.mask).sum(dim=1)
@@ -104,6 +124,7 @@ def first_answers(
             "ended": bool(rollout.ended[n]),
             "score": float(rollout.scores[n]),
             "kl": float(sums[n]),
+            **judges.of_answer(terms, rollout.terms[n], rollout.judged[n]),
         }
         for n in range(min(count, len(rollout)))
     ]

@@ -130,7 +130,7 @@ def _problem(
 
 
 def _keys(path: Path) -> Path:
-    """A path without the parts, such as ``<number>``, that name which member of a union was meant."""
+    """A path without the parts, such as ``<number>``, for the member of a union."""
     return tuple(part for part in path if not (isinstance(part, str) and part.startswith("<")))
 
 

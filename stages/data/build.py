@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -17,12 +17,12 @@ from stages.data import files, formats, workers
 from stages.data.chunks import Chunk, Recipe, encode_chunk, prompt_number
 from stages.data.fit import Limits
 from stages.data.kinds import as_kind
-from stages.data.records import Document, Record, Useless
+from stages.data.records import Document, Prompt, Record, Row, Useless
 from stages.data.report import DUPLICATE, Tally
 from stages.data.templates import Codec
 from stages.errors import RlhfError
 
-_VERSION = 3  # of what is stored; a change makes older caches unfindable
+_VERSION = 4  # of what is stored; a change makes older caches unfindable
 _CHUNK = 512  # records that are encoded and stored together
 _ALONE = 16  # chunks encoded here before other processes are started: small data need none
 _SECONDS = 5.0  # between lines that tell how far the reading is
@@ -42,6 +42,7 @@ class LoadSpec:
         margin: ``ranking.margin``.
         reserve_tokens: positions that a prompt leaves for its answer.
         max_tokens: length of the pieces that documents are cut into.
+        fields: whether a prompt keeps the other fields of its line.
         output: the run folder, where the cache folder cannot be written.
         main: whether this process builds the cache.
         wait: returns when every process has called it.
@@ -57,6 +58,7 @@ class LoadSpec:
     margin: Any = 0.0
     reserve_tokens: int = 0
     max_tokens: int | None = None
+    fields: bool = False
     output: Path | None = None
     main: bool = True
     wait: Callable[[], None] = lambda: None
@@ -128,11 +130,31 @@ def _records(names: Sequence[str], spec: LoadSpec, codec: Codec, tally: Tally) -
     columns = (spec.data.columns if own else None) or {}
     given = spec.data.format if own else "auto"
     for name in names:
-        rows = files.rows(name, columns)
+        rows = _Newest(files.rows(name, columns))
         entry, records = formats.convert(rows, given, codec.as_messages)
         tally.formats[entry.name] += 1
         for record in records:
-            yield as_kind(record, spec.kind, entry.name)
+            found = as_kind(record, spec.kind, entry.name)
+            if spec.fields and isinstance(found, Prompt):
+                found = replace(found, fields=rows.fields_of(found.origin))
+            yield found
+
+
+class _Newest(Iterator[Row]):
+    """Rows, the newest of which is remembered for the record that is made of it."""
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self._rows = rows
+        self._row: Row | None = None
+
+    def __next__(self) -> Row:
+        self._row = next(self._rows)
+        return self._row
+
+    def fields_of(self, origin: str) -> dict | None:
+        """The fields of the row at a place, or None where a format makes records of many rows."""
+        known = self._row is not None and self._row.origin == origin
+        return self._row.fields if known and self._row is not None else None
 
 
 def _once(records: Iterable[Record]) -> Iterator[Record]:
@@ -183,7 +205,7 @@ def cache_key(names: Sequence[str], hashes: Sequence[str], spec: LoadSpec, codec
         "files": [[name, digest] for name, digest in zip(names, hashes, strict=True)],
         "data": {name: getattr(spec.data, name, None) for name in (*limits, *shape)},
         "spec": [spec.kind, spec.max_positions, spec.train_on, spec.ties, str(spec.margin)],
-        "lengths": [spec.reserve_tokens, spec.max_tokens],
+        "lengths": [spec.reserve_tokens, spec.max_tokens, spec.fields],
         "codec": [codec.template_hash, codec.tokenizer_hash, codec.stop_ids],
     }
     text = json.dumps(parts, sort_keys=True, default=str)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from stages.batch import Group
 from stages.data import encode
 from stages.data.fit import Limits
-from stages.data.kinds import KINDS, Judged, PromptItem, lengths_of
+from stages.data.kinds import KINDS, Judged, PromptItem, lengths_of, plain
 from stages.data.records import (
     Document,
     PromptLike,
@@ -129,7 +129,8 @@ def _encode(record: Any, recipe: Recipe, codec: Codec) -> Sequence[Any] | str:
         encoded = encode.encode_prompt(record, codec, limits, reserve=recipe.reserve_tokens)
         if isinstance(encoded, str):
             return encoded
-        item = PromptItem(encoded.ids, record.prompt, codec.render(record.prompt))
+        fields = plain(record.fields or {})
+        item = PromptItem(encoded.ids, record.prompt, codec.render(record.prompt), fields)
     return item if isinstance(item, str) else [item]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +35,21 @@ _COMMON = [("origin", pa.string()), ("key", pa.uint64()), ("length", pa.int32())
 
 
 class PromptItem(NamedTuple):
-    """A prompt to be answered: its ids, the prompt as written, and as the model reads it."""
+    """A prompt to be answered.
+
+    Attributes:
+        ids: as the model reads it.
+        prompt: as written.
+        text: the text of ``ids``.
+        record: the fields of its line as plain values, where they are kept; else the prompt alone.
+        origin: ``file:line``.
+    """
 
     ids: np.ndarray
     prompt: PromptLike
     text: str
+    record: Mapping[str, Any] = MappingProxyType({})
+    origin: str = ""
 
 
 class Judged(NamedTuple):
@@ -109,12 +121,39 @@ def _judged(batch: pa.RecordBatch, n: int) -> Judged:
 
 def _prompt_row(item: PromptItem) -> dict:
     written = json.dumps(to_json(item.prompt), ensure_ascii=False)
-    return {"length": len(item.ids), "ids": item.ids, "prompt": written, "text": item.text}
+    beside = {name: value for name, value in item.record.items() if name != "prompt"}
+    return {
+        "length": len(item.ids),
+        "ids": item.ids,
+        "prompt": written,
+        "text": item.text,
+        "record": json.dumps(beside) if beside else None,
+    }
 
 
 def _prompt(batch: pa.RecordBatch, n: int) -> PromptItem:
-    written = from_json(json.loads(batch.column("prompt")[n].as_py()))
-    return PromptItem(_array(batch, "ids", n), written, batch.column("text")[n].as_py())
+    written = json.loads(batch.column("prompt")[n].as_py())
+    beside = json.loads(batch.column("record")[n].as_py() or "{}")
+    return PromptItem(
+        ids=_array(batch, "ids", n),
+        prompt=from_json(written),
+        text=batch.column("text")[n].as_py(),
+        record={"prompt": written, **beside},
+        origin=batch.column("origin")[n].as_py(),
+    )
+
+
+def plain(value: object) -> Any:
+    """A field of a row as JSON can hold it: what JSON does not know becomes text, NaN null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)
 
 
 _RANKED = (
@@ -133,7 +172,9 @@ KINDS: dict[str, Kind] = {
     "labelled": _GROUPS,
     "judged": Kind(_schema(*_RANKED, *_TOLD), _judged_row, _judged),
     "prompts": Kind(
-        _schema(("ids", _IDS), ("prompt", pa.string()), ("text", pa.string())),
+        _schema(
+            ("ids", _IDS), ("prompt", pa.string()), ("text", pa.string()), ("record", pa.string())
+        ),
         _prompt_row,
         _prompt,
     ),

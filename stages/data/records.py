@@ -80,10 +80,11 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to be answered."""
+    """A prompt to be answered; ``fields``: its whole line, where that is asked for."""
 
     prompt: PromptLike
     origin: str
+    fields: dict | None = None
 
 
 @dataclass(frozen=True)

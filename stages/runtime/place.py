@@ -6,10 +6,13 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from stages.config import (
+    ModelReward,
     OnlineConfig,
     PpoConfig,
+    PythonReward,
     RewardModelConfig,
     SftConfig,
     StageConfig,
@@ -17,6 +20,7 @@ from stages.config import (
 from stages.errors import CheckpointError, ConfigError
 from stages.runtime import run_dir
 
+T = TypeVar("T")
 LONGEST_INSIDE = 128
 """Bytes that the paths of the files inside a run folder take at most."""
 
@@ -98,6 +102,13 @@ def _named_files(config: StageConfig) -> Iterator[tuple[str, str | tuple[str, ..
     for key, value in named.items():
         if isinstance(value, str | tuple):
             yield key, value
+    if isinstance(config, OnlineConfig):
+        yield from ((f"{key}.path", term.path) for key, term in _of_type(config, PythonReward))
+
+
+def _of_type(config: OnlineConfig, kind: type[T]) -> Iterator[tuple[str, T]]:
+    """The terms of the reward of a type, each with its key."""
+    return ((key, term) for key, _, term in config.terms if isinstance(term, kind))
 
 
 def _replaced(source: str, folder: Path) -> str | None:
@@ -117,7 +128,7 @@ def sources(config: StageConfig) -> list[tuple[str, str]]:
     if isinstance(config, RewardModelConfig) and config.normalise.policy:
         found.append(("normalise.policy", config.normalise.policy))
     if isinstance(config, OnlineConfig):
-        found.append(("reward.path", config.reward.path))
+        found += [(f"{key}.path", term.path) for key, term in _of_type(config, ModelReward)]
         if config.reference:
             found.append(("reference", config.reference))
     if isinstance(config, PpoConfig) and config.critic.init not in ("reward", "policy"):

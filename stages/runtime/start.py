@@ -62,14 +62,14 @@ def text_of(config: StageConfig, *, stop: tuple[str, ...] = ()) -> Text:
     return Text(tokenizer, codec, pad.pad_id, pad.how)
 
 
-def own_codec(source: str) -> Codec:
+def own_codec(source: str, *, trust_remote_code: bool = False) -> Codec:
     """How a model reads text, as its own folder says it.
 
     One that was trained here says whether plain prompts become turns; a chat model of another tool
     is asked in turns.
     """
     folder = model_folder(source)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     identity = read_identity(folder) if folder.is_dir() else None
     in_turns = tokenizer.chat_template is not None if identity is None else identity.as_messages
     return make_codec(

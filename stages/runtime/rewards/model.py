@@ -1,0 +1,111 @@
+"""Rewards of type ``model`` that have a tokenizer or template of their own: they read the text.
+
+Prompt and answer are written once more, in the model's own template and tokens, and read as its
+training read them: the score stands at the last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stages.batch import Example, behind, pack
+from stages.data.encode import encode_prompt
+from stages.data.plan import micro_batches
+from stages.data.records import Prompt, PromptLike, Response
+from stages.data.templates import Codec
+from stages.errors import ConfigError
+from stages.models.forward import scores
+from stages.models.load import max_positions
+from stages.models.network import Network
+from stages.runtime.rewards.texts import Absent, Answer, Score
+
+UNKNOWN = "none of its text is known to the tokenizer of the reward model"
+TOO_LONG = "the answer is longer than the positions of the reward model"
+NO_TEXT = "it holds token ids that are no text in the policy's tokenizer"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A scorer that reads texts with a reward model.
+
+    Attributes:
+        network: the model.
+        codec: its tokenizer and template.
+        budget: tokens of a micro-batch.
+    """
+
+    network: Network
+    codec: Codec
+    budget: int
+
+    def __call__(self, answers: Sequence[Answer]) -> list[Score]:
+        """A score for each answer that can be written in the model's tokens."""
+        found: list[Any] = [self._encoded(answer) for answer in answers]
+        places = [n for n, example in enumerate(found) if isinstance(example, Example)]
+        read = read_scores(self.network, [found[n] for n in places], self.budget)
+        for n, score in zip(places, read, strict=True):
+            found[n] = score
+        return found
+
+    def _encoded(self, answer: Answer) -> Example | Absent:
+        """Prompt and answer; of what is too long the oldest part of the prompt is left out."""
+        codec = self.codec
+        response = Response(answer.text, flags=("cut",) if answer.cut else ())
+        ids = response_ids(response, codec, codec.end_of(answer.prompt))
+        if answer.text.strip() and _all_unknown(codec, ids):
+            return Absent(UNKNOWN)
+        positions = max_positions(self.network.module.config)
+        limits = Limits(positions=positions, truncate=True)
+        if positions is not None and len(ids) >= positions:
+            return Absent(TOO_LONG)
+        prompt = encode_prompt(
+            Prompt(answer.prompt, answer.origin), codec, limits, reserve=len(ids)
+        )
+        start = ids[:0] if isinstance(prompt, str) else prompt.ids
+        return behind(start, ids) if len(start) + len(ids) else Absent("nothing is left to read")
+
+
+def _all_unknown(codec: Codec, ids: Any) -> bool:
+    unknown = codec.tokenizer.unk_token_id
+    words = [int(token) for token in ids if int(token) not in codec.stop_ids]
+    return unknown is not None and bool(words) and all(token == unknown for token in words)
+
+
+@torch.no_grad()
+def read_scores(network: Network, examples: Sequence[Example], budget: int) -> list[float]:
+    """The score of each sequence, read in packed rows of at most ``budget`` tokens."""
+    found = [0.0] * len(examples)
+    network.module.eval()
+    for rows in micro_batches([len(example.ids) for example in examples], budget):
+        batch = pack([examples[n] for n in rows]).to(network.device)
+        for n, score in zip(rows, scores(network, batch).tolist(), strict=True):
+            found[int(n)] = score
+    return found
+
+
+def require_readable(codec: Codec, prompts: Iterator[PromptLike], source: str, key: str) -> None:
+    """The model's template takes prompts like these, and its tokenizer knows their words.
+
+    Raises:
+        ConfigError: they are messages and it has no template, or none of the text is known.
+    """
+    known = False
+    for prompt in prompts:
+        if codec.turns(prompt) is not None and codec.template is None:
+            raise ConfigError(
+                f"the prompts are messages, and the tokenizer of {source} has no chat template",
+                where=f"{key}.path: {source}",
+                do="put a chat template into its tokenizer_config.json, or name another model",
+            )
+        if not known:
+            known = not _all_unknown(codec, codec.encode_prompt(prompt).ids)
+    if not known:
+        raise ConfigError(
+            f"the tokenizer of {source} knows none of the text of the prompts",
+            where=f"{key}.path: {source}",
+            do="name a reward model of the same language and writing",
+        )
