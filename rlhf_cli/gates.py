@@ -30,6 +30,7 @@ _SAMPLED = {
     "optim": "lr grad_norm",
     "time": "rollout score train",
     "eval": "score kl response_length_mean",
+    "score": "",  # by the names of the reward's terms
 }
 _REWARDED = {**_SAMPLED, "loss": "policy"}
 METRICS: Mapping[str, Mapping[str, str]] = {
@@ -77,6 +78,9 @@ GROUPS = tuple(sorted({group for groups in METRICS.values() for group in groups}
 BY_ANSWERS = re.compile(r"eval/accuracy_k[1-9][0-9]*")
 """The accuracy over prompts with K ranked answers, of what learns from their pairs."""
 RANKED = ("reward_model", "dpo", "odpo", "orpo", "simpo")
+
+BY_TERMS = re.compile(r"(score/|eval/score_)[a-z][a-z0-9_]*")
+"""What the terms of a reward say, by their names, in what learns from rewards."""
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -189,7 +193,8 @@ def names(stage: str | None = None) -> list[str]:
 def _check_name(text: str, name: str, stage: str | None) -> None:
     known = names(stage)
     by_answers = stage in (None, *RANKED) and BY_ANSWERS.fullmatch(name)
-    if name in known or by_answers:
+    online = stage is None or "score" in METRICS[stage]
+    if name in known or by_answers or (online and BY_TERMS.fullmatch(name)):
         return
     if name in names():
         raise _error(text, f"{name} is no metric of this stage", "see the list in docs/metrics.md")

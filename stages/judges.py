@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,8 +107,15 @@ def judge(
 
     def answer(n: int, sampled: Sampled) -> Answer:
         item = items[n]
-        text = codec.decode(sampled.ids)
-        return Answer(item.prompt, text, not sampled.ended, item.text, item.record, item.origin)
+        return Answer(
+            prompt=item.prompt,
+            text=codec.decode(sampled.ids),
+            cut=not sampled.ended,
+            rendered=item.text,
+            record=item.record,
+            origin=item.origin,
+            whole=bool((sampled.ids < len(codec.tokenizer)).all()),
+        )
 
     def weigh(raw: Tensor, judged: Tensor) -> Weighed:
         return weighed(terms, raw, judged, moments, learn=learn)
@@ -193,3 +200,17 @@ def figures(
         if name in texts:
             found[f"score/{name}_missing"] = float((~there).sum())
     return found
+
+
+def of_answer(terms: Sequence[Placed], raw: Tensor, judged: Tensor) -> dict[str, Any]:
+    """What each of several terms says of an answer, null where it has no judgement.
+
+    Args:
+        terms: J terms; nothing is told of a single one.
+        raw: ``[J]``.
+        judged: ``[J]`` bool.
+    """
+    if len(terms) == 1:
+        return {}
+    pairs = zip(terms, raw.tolist(), judged.tolist(), strict=True)
+    return {"scores": {each.name: score if there else None for each, score, there in pairs}}

@@ -388,10 +388,10 @@ CASES = {
     "unknown preset": (SFT + "preset: walkthrough\n", "6:9", "preset", ["instructgpt"]),
     "preset that is a list": (SFT + "preset: [a]\n", "6:9", "preset", ["got a list"]),
     "unknown reward": (
-        PPO.replace("path: r", "path: r\n  type: python"),
+        PPO.replace("path: r", "path: r\n  type: pyton"),
         "8:9",
         "reward.type",
-        ["expected model", '"python"'],
+        ["expected model, python, http or rule", '"pyton"', "did you mean python?"],
     ),
     "ties as a truth value": (
         REWARD + "ranking: {ties: false}\n",

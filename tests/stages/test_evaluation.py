@@ -89,8 +89,8 @@ def test_an_evaluation_sees_no_dropout_and_restores_the_modes(
     )
     read = getattr(owner, name)
 
-    def reads(self: Any, *arguments: Any) -> Any:
-        found = read(self, *arguments)
+    def reads(self: Any, *arguments: Any, **options: Any) -> Any:
+        found = read(self, *arguments, **options)
         inside.append(modes(networks(stage, self)[:3]))  # a critic takes no part
         return found
 

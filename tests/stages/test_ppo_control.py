@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from stages import ppo
-from stages.errors import CheckpointError
+from stages.errors import ConfigError
 from stages.runtime.reporter import SilentReporter
+from tests.families import save_tiny
 from tests.stages.project import Listener, Project
 from tests.stages.results import assert_equal, rows, weights
 from tests.stages.watch import watch_models, watch_steps
@@ -96,10 +97,12 @@ def test_the_critic_has_a_learning_rate_of_its_own(
     )
 
 
-def test_a_reward_model_of_another_vocabulary_is_refused(project: Project) -> None:
-    from tests.families import save_tiny
-
+def test_a_critic_cannot_start_from_a_reward_model_of_another_vocabulary(
+    project: Project,
+) -> None:
     save_tiny(project.folder / "foreign", "llama", kind="reward")
-    with pytest.raises(CheckpointError, match="vocabulary"):
+    with pytest.raises(ConfigError, match="vocabulary") as caught:
         ppo.run(project.config("ppo", **{"reward.path": "foreign"}), QUIET)
+    assert caught.value.where == "critic.init: reward"
+    assert "critic.init: policy" in caught.value.do
     assert not (project.folder / "runs/ppo/run.json").exists()

@@ -56,9 +56,10 @@ def watch_models(monkeypatch: pytest.MonkeyPatch) -> list[Models]:
 
     def load(*arguments: Any, **options: Any) -> Readers:
         readers = real(*arguments, **options)
+        names = ("policy", "reference", "reward", "critic")
         before = {
-            name: {k: v.clone() for k, v in network.module.state_dict().items()}
-            for name, network in vars(readers).items()
+            name: {k: v.clone() for k, v in getattr(readers, name).module.state_dict().items()}
+            for name in names
         }
         seen.append(Models(readers, before))
         return readers

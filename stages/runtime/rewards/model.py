@@ -54,6 +54,8 @@ class Reader:
     def _encoded(self, answer: Answer) -> Example | Absent:
         """Prompt and answer; of what is too long the oldest part of the prompt is left out."""
         codec = self.codec
+        if not answer.whole:
+            return Absent(NO_TEXT)
         response = Response(answer.text, flags=("cut",) if answer.cut else ())
         ids = response_ids(response, codec, codec.end_of(answer.prompt))
         if answer.text.strip() and _all_unknown(codec, ids):

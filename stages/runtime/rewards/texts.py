@@ -24,6 +24,7 @@ class Answer(NamedTuple):
         rendered: the text of the prompt as the policy reads it.
         record: the fields of the prompt's line.
         origin: the place of that line.
+        whole: whether every token of the answer has a text.
     """
 
     prompt: PromptLike
@@ -32,6 +33,7 @@ class Answer(NamedTuple):
     rendered: str
     record: Mapping[str, Any]
     origin: str
+    whole: bool = True
 
 
 @dataclass(frozen=True)
