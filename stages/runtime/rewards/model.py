@@ -14,6 +14,7 @@ import torch
 
 from stages.batch import Example, behind, pack
 from stages.data.encode import encode_prompt
+from stages.data.fit import Limits, response_ids
 from stages.data.plan import micro_batches
 from stages.data.records import Prompt, PromptLike, Response
 from stages.data.templates import Codec
