@@ -10,6 +10,7 @@ A URL may hold a password: it is sent as basic authentication, and no message re
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,9 @@ from stages.config.rewards import HttpReward, Placed, without_secrets
 from stages.data.records import to_json
 from stages.errors import TrainingError
 from stages.runtime.rewards.texts import Absent, Answer, Score, failed, told
+
+# Its notices of what is asked again hold the URL with its query.
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 AGAIN = (429, *range(500, 600))  # what a server may answer otherwise the next time
 BACKOFF = 0.5  # seconds before the second request, doubled from then on
@@ -162,11 +166,21 @@ def _scores(body: bytes, protocol: str, answers: Sequence[Answer]) -> list[Score
         return _Bad(f"answered {count} {key} for {len(answers)} answers", do)
     found: list[Score] = []
     for value, answer in zip(values, answers, strict=True):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (number and abs(value) < math.inf):
+        score = Absent("the server answered null") if value is None else _number(value)
+        if score is None:
             return _Bad(f"answered {json.dumps(value)[:_SHOWN]} for {told(answer)}", do)
-        found.append(Absent("the server answered null") if value is None else float(value))
+        found.append(score)
     return found
+
+
+def _number(value: object) -> float | None:
+    """A finite number; None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
 
 
 def _of_status(status: int, body: bytes) -> _Bad:
@@ -179,13 +193,11 @@ def _of_status(status: int, body: bytes) -> _Bad:
 def _of_connection(error: Exception, term: HttpReward) -> _Bad:
     """Why there was no answer; the libraries' own words may repeat the URL."""
     reason = getattr(error, "reason", None) or error
-    if isinstance(reason, urllib3.exceptions.TimeoutError):
+    unreachable = isinstance(reason, urllib3.exceptions.NewConnectionError)
+    if isinstance(reason, urllib3.exceptions.TimeoutError) and not unreachable:
         return _too_slow(term)
-    name = "no connection" if isinstance(reason, urllib3.exceptions.NewConnectionError) else ""
-    return _Bad(
-        f"cannot be asked ({name or type(reason).__name__})",
-        "start the server, or correct the URL",
-    )
+    name = "no connection" if unreachable else type(reason).__name__
+    return _Bad(f"cannot be asked ({name})", "start the server, or correct the URL")
 
 
 def _too_slow(term: HttpReward) -> _Bad:
