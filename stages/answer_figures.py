@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,6 +93,22 @@ class Sampled:
     def kl(self) -> float | None:
         """Mean over the answers of their log-ratio, nats per answer."""
         return float(np.mean(self.ratios)) if self.ratios else None
+
+    def figures(self, sizes: Sequence[int], seed: int) -> dict[str, Any]:
+        """All figures that the answers have by themselves.
+
+        Args:
+            sizes: the n of the best-of-n curve.
+            seed: of the bootstrap.
+        """
+        interval = self.interval(seed)
+        return {
+            "score": None if interval is None else interval._asdict(),
+            "length": self.tokens / self.answers,
+            "distinct_n": self.diversity.shares(),
+            "ended": self.ended / self.answers,
+            "best_of_n": self.best_of(sizes),
+        }
 
     def interval(self, seed: int) -> Interval | None:
         """The mean score and its interval."""

@@ -49,6 +49,7 @@ def prompts_of(
     max_new_tokens: int,
     limit: int | None,
     max_dropped: float = 0.5,
+    fields: bool = False,
 ) -> Splits:
     """The prompts of a file that leave room for an answer.
 
@@ -59,6 +60,7 @@ def prompts_of(
         max_new_tokens: room for the answer.
         limit: only the first N prompts.
         max_dropped: the largest share of prompts that cannot be used.
+        fields: whether the prompts keep the other fields of their lines.
 
     Raises:
         ConfigError: no prompt could leave that room.
@@ -77,7 +79,11 @@ def prompts_of(
         max_dropped=max_dropped,
     )
     spec = LoadSpec(
-        kind="prompts", data=data, max_positions=positions, reserve_tokens=max_new_tokens
+        kind="prompts",
+        data=data,
+        max_positions=positions,
+        reserve_tokens=max_new_tokens,
+        fields=fields,
     )
     return store.load(spec, codec)
 

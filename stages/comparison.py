@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,97 +12,147 @@ import torch
 from stages.answer_figures import Sampled
 from stages.answers import Drawing, draw
 from stages.batch import Group
+from stages.config import ModelReward
+from stages.config.rewards import Placed, placed
 from stages.data.kinds import PromptItem
+from stages.data.store import Store
 from stages.data.templates import Codec
-from stages.errors import CheckpointError, TrainingError
+from stages.errors import CheckpointError
 from stages.functional.divergence import kl_estimate
-from stages.groups import read, scorer
-from stages.models.load import Loading, load_policy, load_reward, policy_config, reward_config
+from stages.functional.judged import win_rate
+from stages.groups import read
+from stages.models.load import Loading, load_policy, policy_config, reward_config
 from stages.models.load import max_positions as positions_of
 from stages.models.network import Network
 from stages.models.source import identity_of
 from stages.references import answer_logps
 from stages.runtime import start
 from stages.runtime.processes import World
-
-BUDGET = 8192  # tokens of a reading pass
+from stages.scored import BUDGET, Reward, opened, require_stateless
 
 
 @dataclass(frozen=True)
 class Names:
-    """The run folders, model folders or hub ids that are compared.
+    """What is compared: run folders, model folders or hub ids, and what scores the answers.
 
     Attributes:
         policy: the one that is evaluated.
         against: another policy, or None.
-        reward: the reward model that scores the answers, or None.
+        reward: the terms of the reward; none where nothing scores.
     """
 
     policy: str
     against: str | None = None
-    reward: str | None = None
+    reward: tuple[Placed, ...] = ()
 
-    def all(self) -> list[str]:
-        """Those that are named, each once."""
-        named = (self.policy, self.against, self.reward)
-        return list(dict.fromkeys(name for name in named if name is not None))
+    @property
+    def policies(self) -> list[str]:
+        """One or two."""
+        return [self.policy] if self.against is None else [self.policy, self.against]
 
-    def positions(self) -> int | None:
-        """The longest sequence that all of them have positions for; they are of the right kinds.
+    @property
+    def judges(self) -> dict[str, str]:
+        """Name of a term → the reward model that it is."""
+        terms = self.reward
+        return {each.name: each.term.path for each in terms if isinstance(each.term, ModelReward)}
+
+    def require(self) -> None:
+        """All models are there, and of the right kinds.
 
         Raises:
             CheckpointError: one is missing, damaged or of another kind.
+            ConfigError: a term of the reward needs a run.
         """
-        configs = [policy_config(name, False) for name in (self.policy, self.against) if name]
-        if self.reward is not None:
-            configs.append(reward_config(self.reward, False))
-        known = (positions_of(config) for config in configs)
-        return min((n for n in known if n is not None), default=None)
+        for name in self.policies:
+            policy_config(name, False)
+        for name in self.judges.values():
+            reward_config(name, False)
+        require_stateless(self.reward)
 
     def codec(self) -> Codec:
-        """How all of them read text: as the policy's folder says.
+        """How the policies read text: as the folder of the first one says.
 
         Where another tool made that, the folder of the other policy says it.
 
         Raises:
-            CheckpointError: one has another vocabulary, or was trained with another template.
+            CheckpointError: they have unlike vocabularies, or were trained with unlike templates.
         """
-        trained_here = [name for name in (self.policy, self.against) if name and _says(name)]
+        trained_here = [name for name in self.policies if identity_of(name) is not None]
         first = (trained_here or [self.policy])[0]
         codec = start.own_codec(first)
-        for name in self.all():
-            if name != first:
-                _require_same_text(name, codec, first)
+        for name in self.policies:
+            if name != first and (what := difference(name, codec, first)):
+                raise CheckpointError(
+                    what,
+                    where=name,
+                    do="compare models of one base model, trained with one template",
+                )
         return codec
 
-    def load(self, loading: Loading) -> Models:
-        """Their weights, in evaluation mode."""
+    def of_ids(self, codec: Codec) -> list[str]:
+        """The terms that read the policies' token ids."""
+        pairs = self.judges.items()
+        return [name for name, path in pairs if not difference(path, codec, self.policy)]
+
+    def positions(self, codec: Codec) -> int | None:
+        """The longest sequence that all models which read ids have positions for."""
+        judges = [reward_config(self.judges[name], False) for name in self.of_ids(codec)]
+        configs = [*(policy_config(name, False) for name in self.policies), *judges]
+        known = (positions_of(config) for config in configs)
+        return min((n for n in known if n is not None), default=None)
+
+    def load(self, codec: Codec, loading: Loading, asked: Store) -> Models:
+        """Everything that is needed for answers to some prompts, in evaluation mode.
+
+        Raises:
+            CheckpointError: a model cannot be used.
+            ConfigError: a term of the reward cannot be opened, or cannot read the prompts.
+        """
+        judged = self.reward or None
         return Models(
-            self,
             load_policy(self.policy, loading),
             None if self.against is None else load_policy(self.against, loading),
-            None if self.reward is None else load_reward(self.reward, loading).freeze(),
+            judged and opened(self.reward, self.of_ids(codec), codec, loading, asked),
         )
 
 
 class Models(NamedTuple):
     """The loaded models."""
 
-    names: Names
     policy: Network
     against: Network | None
-    reward: Network | None
+    reward: Reward | None
+
+    def require_known(self, groups: Sequence[Group]) -> None:
+        """Every model that reads ids has an embedding for each token of the answers.
+
+        Raises:
+            CheckpointError: one has not.
+        """
+        last = max(int(ids.max()) for group in groups for ids in group.answers)
+        readers = [self.policy, *([self.against] if self.against else [])]
+        for network in [*readers, *(self.reward.ids.values() if self.reward else ())]:
+            rows = network.module.get_input_embeddings().weight.shape[0]
+            if last >= rows:
+                raise CheckpointError(
+                    f"has embeddings for {rows} tokens, and an answer holds token {last}",
+                    where=str(network.module.config.name_or_path),
+                    do="compare models whose vocabularies have one size",
+                )
 
 
-def _says(name: str) -> bool:
-    return identity_of(name) is not None
+def model_terms(path: str) -> tuple[Placed, ...]:
+    """A reward model as the only term of a reward."""
+    return placed(ModelReward(path=path))
 
 
-def _require_same_text(name: str, codec: Codec, first: str) -> None:
-    """A model reads the ids of another one.
+def difference(name: str, codec: Codec, first: str) -> str:
+    """Why a model does not read text token by token as another one does; empty where it does.
 
-    Raises:
-        CheckpointError: its vocabulary or its template is another.
+    Args:
+        name: of the model.
+        codec: of the other one.
+        first: its name.
     """
     other = start.own_codec(name)
     tokenizers = (codec.tokenizer, other.tokenizer)
@@ -110,17 +160,11 @@ def _require_same_text(name: str, codec: Codec, first: str) -> None:
     pads = {(tokenizer.pad_token, tokenizer.pad_token_id) for tokenizer in tokenizers}
     mine, theirs = (tokenizer.get_vocab().items() for tokenizer in tokenizers)
     if (mine ^ theirs) - pads:
-        raise CheckpointError(
-            f"its vocabulary is not that of {first}",
-            where=name,
-            do="use models that come from the same base model",
-        )
-    if _says(name) and _says(first) and other.template_hash != codec.template_hash:
-        raise CheckpointError(
-            f"it reads prompts by another template than {first}",
-            where=name,
-            do="compare models that were trained with one data.chat_template and data.as_messages",
-        )
+        return f"its vocabulary is not that of {first}"
+    says = identity_of(name) is not None and identity_of(first) is not None
+    if says and other.template_hash != codec.template_hash:
+        return f"it reads prompts by another template than {first}"
+    return ""
 
 
 @dataclass
@@ -152,6 +196,27 @@ class Comparison:
         if against is not None:
             self._count(self.other, against, policy, items, places)
 
+    def figures(self, sizes: Sequence[int]) -> dict[str, Any]:
+        """The figures of the policy, and of the one beside it; None where there is none.
+
+        Args:
+            sizes: the n of the best-of-n curve.
+        """
+        beside = self.models.against is not None
+        wins = ties = None
+        if beside and self.own.scores:
+            table, other = self.own.table(), self.other.table()
+            wins, ties = float(win_rate(table, other)), float((table == other).double().mean())
+        seed = self.drawing.seed
+        return {
+            **self.own.figures(sizes, seed),
+            "win_rate": wins,
+            "ties": ties,
+            "kl": self.own.kl(),
+            "kl_reverse": self.other.kl(),
+            "against": self.other.figures(sizes, seed) if beside else None,
+        }
+
     def _count(
         self,
         sampled: Sampled,
@@ -166,17 +231,12 @@ class Comparison:
             Group(item.ids, tuple(answer.ids for answer in row), (1,) * len(row))
             for item, row in zip(items, rows, strict=True)
         ]
-        self._require_known(groups)
+        self.models.require_known(groups)
         if self.models.reward is not None:
-            sampled.scores.extend(self._scores(groups, self.models.reward))
+            sampled.scores.extend(self.models.reward.scores(items, rows, groups))
         if against is not None:
             logps = (torch.from_numpy(self._logps(groups, model)) for model in (policy, against))
             sampled.ratios.extend(kl_estimate(*logps, estimator="k1").tolist())
-
-    def _scores(self, groups: Sequence[Group], reward: Network) -> np.ndarray:
-        found = np.concatenate(read(groups, scorer(reward), budget=BUDGET, world=World()))
-        require_finite(found, str(self.models.names.reward))
-        return found
 
     def _logps(self, groups: Sequence[Group], network: Network) -> np.ndarray:
         """log π(y|x) of each answer at the sampling temperature, nats."""
@@ -188,34 +248,3 @@ class Comparison:
             world=World(),
         )
         return np.concatenate(found)
-
-    def _require_known(self, groups: Sequence[Group]) -> None:
-        """Every model has an embedding for each token of the answers."""
-        last = max(int(ids.max()) for group in groups for ids in group.answers)
-        for network in self.models[1:]:
-            rows = last + 1 if network is None else embeddings(network)
-            if last >= rows:
-                raise CheckpointError(
-                    f"an answer holds token {last}, and a model has embeddings for {rows} alone",
-                    where=self.models.names.policy,
-                    do="compare models whose vocabularies have one size",
-                )
-
-
-def embeddings(network: Network) -> int:
-    """How many tokens a model has embeddings for."""
-    return int(network.module.get_input_embeddings().weight.shape[0])
-
-
-def require_finite(scores: np.ndarray, reward: str) -> None:
-    """A figure of scores that are no numbers would be none.
-
-    Raises:
-        TrainingError: a score is not finite.
-    """
-    if not np.isfinite(scores).all():
-        raise TrainingError(
-            f"{int((~np.isfinite(scores)).sum())} of its scores are not finite",
-            where=reward,
-            do="use an earlier checkpoint of the reward model",
-        )

@@ -15,13 +15,12 @@ import numpy as np
 
 from stages.answer_figures import Sampled
 from stages.answers import CHUNK, Drawing, prompts_of
-from stages.comparison import BUDGET, Comparison, Names, require_finite
+from stages.comparison import Comparison, Names
 from stages.config.shared import PromptData
 from stages.data import store
 from stages.data.kinds import Judged
 from stages.data.store import LoadSpec, Splits, Store
 from stages.errors import ConfigError, Interrupted
-from stages.functional.judged import win_rate
 from stages.groups import read, scorer
 from stages.models.load import Loading, load_reward, max_positions, reward_config
 from stages.models.precision import choose
@@ -31,6 +30,7 @@ from stages.runtime import start
 from stages.runtime.processes import World
 from stages.runtime.reporter import Reporter
 from stages.runtime.signals import StopRequest
+from stages.scored import BUDGET, require_finite
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PolicyOptions:
         if not self.best_of:
             return tuple(1 << n for n in range(k.bit_length()))
         most, where = max(self.best_of), "command line: --best-of"
-        if self.names.reward is None:
+        if not self.names.reward:
             raise ConfigError(
                 "the best of n answers is chosen by score, and nothing scores them",
                 where=where,
@@ -147,26 +147,29 @@ def of_policy(options: PolicyOptions, reporter: Reporter) -> dict[str, Any]:
         TrainingError: a score is not finite.
     """
     sizes, drawing, names = options.sizes(), options.drawing, options.names
-    positions, codec = names.positions(), names.codec()
-    _remark_policy(options, reporter)
+    names.require()
+    codec = names.codec()
+    of_ids = names.of_ids(codec)
+    _remark_policy(options, of_ids, reporter)
     loading = Loading(choose(options.device, options.precision))
     found = prompts_of(
         options.prompts,
         codec,
-        positions=positions,
+        positions=names.positions(codec),
         max_new_tokens=drawing.max_new_tokens,
         limit=options.limit,
         max_dropped=1.0,
+        fields=len(names.judges) < len(names.reward),
     )
     prompts = _told(found, reporter)
     sides = Sampled(drawing.k), Sampled(drawing.k)
-    comparison = Comparison(names.load(loading), codec, drawing, *sides)
+    comparison = Comparison(names.load(codec, loading, prompts), codec, drawing, *sides)
 
     def answer(places: range) -> None:
         comparison.add([prompts[n] for n in places], places)
 
     _in_chunks(prompts, "prompts", reporter, answer)
-    return _compared(comparison, sizes) | {"prompts": len(prompts)}
+    return comparison.figures(sizes) | {"prompts": len(prompts)}
 
 
 @dataclass
@@ -204,36 +207,6 @@ class Verdict:
             "rankings": self.regret.rankings,
             "pairs": len(self.pairs.gaps),
         }
-
-
-def _compared(comparison: Comparison, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """The figures of a policy, and of the one beside it."""
-    own, other, seed = comparison.own, comparison.other, comparison.drawing.seed
-    beside = comparison.models.against is not None
-    wins = ties = None
-    if beside and own.scores:
-        table, against = own.table(), other.table()
-        wins, ties = float(win_rate(table, against)), float((table == against).double().mean())
-    return {
-        **_alone(own, sizes, seed),
-        "win_rate": wins,
-        "ties": ties,
-        "kl": own.kl(),
-        "kl_reverse": other.kl(),
-        "against": _alone(other, sizes, seed) if beside else None,
-    }
-
-
-def _alone(sampled: Sampled, sizes: tuple[int, ...], seed: int) -> dict[str, Any]:
-    """The figures of one policy's answers."""
-    interval = sampled.interval(seed)
-    return {
-        "score": None if interval is None else interval._asdict(),
-        "length": sampled.tokens / sampled.answers,
-        "distinct_n": sampled.diversity.shares(),
-        "ended": sampled.ended / sampled.answers,
-        "best_of_n": sampled.best_of(sizes),
-    }
 
 
 def _rankings(options: RewardOptions, positions: int | None) -> Splits:
@@ -289,11 +262,13 @@ def _remark_critic(name: str, reporter: Reporter) -> None:
         )
 
 
-def _remark_policy(options: PolicyOptions, reporter: Reporter) -> None:
+def _remark_policy(options: PolicyOptions, of_ids: list[str], reporter: Reporter) -> None:
     if options.names.against is not None and options.drawing.top_p < 1:
         reporter.warn(
             "--top-p cuts the distribution that answers are sampled from; the KL is that of the "
             "whole softmax, of which they are no fair sample"
         )
-    if options.names.reward is not None:
-        _remark_critic(options.names.reward, reporter)
+    for name, path in options.names.judges.items():
+        _remark_critic(path, reporter)
+        if name not in of_ids:
+            reporter.note(f"{path} reads the text, in its own template and tokens")

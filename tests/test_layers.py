@@ -55,6 +55,7 @@ LAYERS: tuple[tuple[str, int, set[str]], ...] = (
     ("stages/sample_file.py", 4, set()),
     ("stages/answers.py", 4, set()),
     ("stages/answer_figures.py", 4, TORCH),
+    ("stages/scored.py", 4, TORCH),
     ("stages/comparison.py", 4, TORCH),
     ("stages/conversation.py", 4, set()),
     ("stages/sft.py", 5, HF),
@@ -95,6 +96,7 @@ STEPS = (
     "stages/sample_file.py",
     "stages/answers.py",
     "stages/answer_figures.py",
+    "stages/scored.py",
     "stages/comparison.py",
     "stages/conversation.py",
 )

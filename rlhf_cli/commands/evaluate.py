@@ -102,7 +102,7 @@ def evaluate(
     silence_libraries(debug=debug)
     from stages import evaluate as figures
     from stages.answers import Drawing
-    from stages.comparison import Names
+    from stages.comparison import Names, model_terms
     from stages.models.load import is_reward_model
 
     judges = is_reward_model(model)
@@ -115,7 +115,7 @@ def evaluate(
             rankings = figures.RewardOptions(model, file, limit, device, precision)
             found = figures.of_reward(rankings, reporter)
         else:
-            names = Names(model, against, reward)
+            names = Names(model, against, model_terms(reward) if reward else ())
             drawing = Drawing(k, max_new_tokens, temperature, top_p, seed)
             prompts = figures.PolicyOptions(
                 names, file, sizes, drawing, limit, device=device, precision=precision

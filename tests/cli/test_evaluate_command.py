@@ -115,7 +115,7 @@ def test_a_bound_that_is_kept_passes_and_one_that_is_not_exits_with_7(
         ("evaluate nowhere prompts.jsonl", 4, "nowhere", "no such folder"),
         ("evaluate base prompts.jsonl --against reward", 4, "reward", "is a reward model"),
         ("evaluate base prompts.jsonl --reward base", 4, "base", "has no reward head"),
-        ("evaluate base prompts.jsonl --reward foreign", 4, "foreign", "its vocabulary is not"),
+        ("evaluate base prompts.jsonl --against foreign", 4, "foreign", "its vocabulary is not"),
         ("evaluate reward rankings.jsonl --against base", 2, "--against", "is a reward model"),
         ("evaluate reward rankings.jsonl --reward reward", 2, "--reward", "is a reward model"),
         ("evaluate reward rankings.jsonl --k 4", 2, "--k", "is a reward model"),
@@ -146,7 +146,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_sentence(
     project.write("labelled.jsonl", [{"prompt": "d:", "response": "a", "label": True}])
     project.write("empty.jsonl", [])
     if "foreign" in argv:
-        save_tiny(folder / "foreign", "llama", kind="reward")
+        save_tiny(folder / "foreign", "llama")
     before = {path: path.stat().st_size for path in folder.rglob("*")}
     found = printed(argv.split(), capsys)
     assert found["exit"] == exit_

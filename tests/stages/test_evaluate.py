@@ -11,21 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import stages.evaluate
 from stages import reward_model, sample
 from stages.answer_figures import Diversity, mean_interval
 from stages.answers import Drawing
 from stages.batch import Group
-from stages.comparison import Names
+from stages.comparison import Names, model_terms
+from stages.config import ModelReward, RuleReward
+from stages.config.rewards import placed
 from stages.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
 from stages.evaluate import PolicyOptions, RewardOptions, of_policy, of_reward
 from stages.pairs import Accuracies, Verdicts
 from stages.runtime.reporter import SilentReporter
 from stages.sample import SampleOptions
+from tests.families import save_tiny
 from tests.stages.project import (
     END_ID,
     RANKINGS,
+    TOKENIZER,
     Listener,
     Project,
     enter,
@@ -40,6 +45,7 @@ QUIET = SilentReporter()
 K, TOKENS, TAU, SEED = 3, 5, 0.8, 2
 DRAWING = Drawing(k=K, max_new_tokens=TOKENS, temperature=TAU, seed=SEED)
 TOLD = [("web", "ann"), ("web", "bob"), (None, "bob"), ("book", None)]
+REWARD = model_terms("reward")
 TIED = {"prompt": "ea:", "responses": [("a", 1), ("b", 1)]}
 
 
@@ -62,7 +68,7 @@ def of_rankings(file: str = "judged.jsonl", **changes: Any) -> dict[str, Any]:
 
 
 def of_prompts(
-    names: Names = Names("base", "other", "reward"),  # noqa: B008  (it is frozen)
+    names: Names = Names("base", "other", REWARD),  # noqa: B008  (it is frozen)
     reporter: Any = QUIET,
     **changes: Any,
 ) -> dict[str, Any]:
@@ -275,7 +281,7 @@ def test_the_best_of_n_curve_is_the_mean_over_subsets_with_its_kl(
     assert compared["best_of_n"][0]["score"] == pytest.approx(own.mean(), rel=1e-9)
     assert compared["best_of_n"][1]["score"] == pytest.approx(np.mean(best), rel=1e-9)
     assert [row["kl"] for row in compared["best_of_n"]] == pytest.approx([0.0, np.log(2) - 0.5])
-    asked = of_prompts(Names("base", None, "reward"), best_of=(3,))["best_of_n"]
+    asked = of_prompts(Names("base", None, REWARD), best_of=(3,))["best_of_n"]
     assert asked == [
         {"n": 3, "score": pytest.approx(own.max(axis=1).mean()), "kl": np.log(3) - 2 / 3}
     ]
@@ -292,7 +298,7 @@ def test_length_end_and_distinct_n_are_counted_on_the_ids(compared: dict[str, An
 
 
 def test_equal_policies_tie_everywhere_and_have_no_divergence(project: Project) -> None:
-    found = of_prompts(Names("base", "base", "reward"))
+    found = of_prompts(Names("base", "base", REWARD))
     assert (found["win_rate"], found["ties"]) == (0.5, 1.0)
     assert (found["kl"], found["kl_reverse"]) == (0.0, 0.0)
     assert found["score"] == found["against"]["score"]
@@ -303,7 +309,7 @@ def test_what_was_not_asked_for_is_null(project: Project) -> None:
     unscored = ("score", "win_rate", "ties", "best_of_n")
     uncompared = ("win_rate", "ties", "kl", "kl_reverse", "against")
     assert {name for name, value in alone.items() if value is None} == {*unscored, *uncompared}
-    judged = of_prompts(Names("base", None, "reward"))
+    judged = of_prompts(Names("base", None, REWARD))
     assert {name for name, value in judged.items() if value is None} == {*uncompared}
     beside = of_prompts(Names("base", "other"))
     assert {name for name, value in beside.items() if value is None} == {*unscored}
@@ -356,28 +362,70 @@ def test_an_interrupt_ends_between_two_chunks(
     assert caught.value.exit_code == 143
 
 
+# Rewards from anywhere.
+
+
+def test_a_reward_model_of_another_vocabulary_reads_the_text(project: Project) -> None:
+    save_tiny(Path("foreign-reward"), "llama", kind="reward", dtype=torch.float64)
+    listener = Listener()
+    found = of_prompts(Names("base", None, model_terms("foreign-reward")), listener)
+    tokenizer = AutoTokenizer.from_pretrained("foreign-reward")
+    model = classifier("foreign-reward")
+    scores = []
+    for prompt, row in sampled_by("base"):
+        for answer in row:
+            ended = answer[-1] == END_ID
+            text = TOKENIZER.decode([i for i in answer if i > 3])
+            ids = [*tokenizer(TOKENIZER.decode(prompt))["input_ids"], *tokenizer(text)["input_ids"]]
+            scores.append(raw_score(model, ids + [tokenizer.eos_token_id] * ended))
+    assert found["score"]["mean"] == pytest.approx(np.mean(scores), rel=1e-9)
+    assert listener.notes == ["foreign-reward reads the text, in its own template and tokens"]
+
+
+def test_weighted_terms_add_up_and_rules_need_no_model(project: Project) -> None:
+    rule = RuleReward(type="rule", rule="length", target=4, weight=2.0)
+    terms = placed((ModelReward(path="reward", weight=0.5), rule))
+    found = of_prompts(Names("base", None, terms))
+    lengths = [
+        sum(token > 3 for token in answer) for _, row in sampled_by("base") for answer in row
+    ]
+    ruled = [-abs(length - 4) / 4 for length in lengths]
+    expected = 0.5 * scores_of("base").mean() + 2.0 * np.mean(ruled)
+    assert found["score"]["mean"] == pytest.approx(expected, rel=1e-9)
+    alone = of_prompts(Names("base", None, placed((rule,))))
+    assert alone["score"]["mean"] == pytest.approx(2.0 * np.mean(ruled), rel=1e-9)
+
+
+def test_an_answer_that_nothing_judges_and_a_term_that_needs_a_run_are_refused(
+    project: Project,
+) -> None:
+    exact = RuleReward(type="rule", rule="exact_match", field="solution")
+    with pytest.raises(TrainingError, match="no term of the reward has a judgement"):
+        of_prompts(Names("base", None, placed((exact,))))
+    normal = ModelReward(path="reward", normalise=True)
+    with pytest.raises(ConfigError, match="normalised over the answers of a run") as caught:
+        of_prompts(Names("base", None, placed((normal,))))
+    assert caught.value.where == "reward.0.normalise: true"
+
+
 # What is refused.
 
 
 def test_models_of_the_wrong_kind_are_refused(project: Project) -> None:
     for names, words in (
         (Names("base", "reward"), "is a reward model, and a policy is needed"),
-        (Names("base", None, "other"), "has no reward head"),
+        (Names("base", None, model_terms("other")), "has no reward head"),
         (Names("base", "nowhere"), "no such folder"),
     ):
         with pytest.raises(CheckpointError, match=words):
             of_prompts(names)
 
 
-@pytest.mark.parametrize("role", ["against", "reward"])
-def test_another_vocabulary_is_refused(role: str, project: Project) -> None:
-    from tests.families import save_tiny
-
-    kind = "policy" if role == "against" else "reward"
-    save_tiny(Path(f"foreign-{role}"), "llama", kind=kind)
+def test_another_vocabulary_of_the_other_policy_is_refused(project: Project) -> None:
+    save_tiny(Path("foreign"), "llama")
     with pytest.raises(CheckpointError, match="its vocabulary is not that of base") as caught:
-        of_prompts(Names("base", **{role: f"foreign-{role}"}))
-    assert caught.value.where == f"foreign-{role}"
+        of_prompts(Names("base", "foreign"))
+    assert caught.value.where == "foreign"
 
 
 def test_policies_that_were_trained_on_other_templates_are_refused(project: Project) -> None:
