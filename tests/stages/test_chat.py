@@ -259,6 +259,10 @@ def test_an_answer_that_is_ended_by_the_person_keeps_what_was_said() -> None:
     assert (reply.ended, reply.interrupted, reply.score) == (False, True, None)
     assert session.ask("b:")[0].prompt[1].content == reply.response
     assert drawn(answer(session, session.ask_again())) == drawn(whole)
+    pieces.clear()
+    [again] = session.ask_again()
+    late = session.answer(again, pieces.append, lambda: len(pieces) == T)
+    assert (drawn(late), late.interrupted) == (drawn(whole), False), "there is nothing left to end"
 
 
 def test_an_answer_that_ends_by_itself_is_not_one_that_was_cut() -> None:
