@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple, TextIO
 
 from stages.errors import DataError
+from stages.runtime.signals import Stopped
 
 PROMPT, MORE = "> ", ". "
 QUOTES = '"""'
@@ -28,11 +29,13 @@ def entries(read: ReadLine) -> Iterator[Entry]:
     """Everything that is said, blank lines left out.
 
     A line that ends in a backslash goes on with the next; ``\"\"\"`` begins and ends a text. Ctrl-C
-    within such a text drops what was begun; before it, it is the reader's.
+    within such a text drops what was begun; before it, and for SIGTERM, it is the reader's to say.
     """
     while (line := read(PROMPT)) is not None:
         try:
             entry = _whole(line, read)
+        except Stopped:
+            raise
         except KeyboardInterrupt:
             continue
         if entry.text.strip():

@@ -142,10 +142,11 @@ def screen_for(
     if len(policies) == 1 or not is_live_terminal(out):
         yield PlainScreen(out, named=len(policies) > 1, remarks=person)
         return
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=out, markup=False, highlight=False, emoji=False)
+    from rlhf_cli.live import console_on
+
+    console = console_on(out)
     if console.width < COLUMNS_FROM:
         yield PlainScreen(out, named=True, remarks=person)
         return

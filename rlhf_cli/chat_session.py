@@ -13,6 +13,7 @@ from rlhf_cli import failure
 from rlhf_cli.chat_input import Entry, ReadLine, entries
 from rlhf_cli.chat_screen import screen_for
 from stages.errors import ConfigError, Interrupted, RlhfError
+from stages.runtime.signals import Stopped, StopRequest
 
 if TYPE_CHECKING:
     from stages.chat import Chat
@@ -66,11 +67,11 @@ class ChatSession:
         try:
             for entry in entries(read):
                 self._take(entry)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             if not self.person:
                 raise
             print(file=sys.stderr)
-            raise typer.Exit(failure.SIGINT_CODE) from None
+            raise typer.Exit(128 + getattr(error, "signum", signal.SIGINT)) from None
 
     def _take(self, entry: Entry) -> None:
         try:
@@ -94,8 +95,6 @@ class ChatSession:
 
     def _answer(self, questions: Sequence[Question]) -> None:
         """The answers of all policies; the first Ctrl-C ends them, the second the process."""
-        from stages.runtime.signals import StopRequest
-
         policies = [question.conversation.speaker.source for question in questions]
         shown = screen_for(policies, sys.stdout, as_json=self.as_json, person=self.person)
         with StopRequest(_leave) as stop, shown as screen:
@@ -138,6 +137,6 @@ class ChatSession:
         raise typer.Exit
 
 
-def _leave(_: int) -> NoReturn:
+def _leave(signum: int) -> NoReturn:
     """Not at once: what is redrawn on a terminal has hidden its cursor."""
-    raise KeyboardInterrupt
+    raise Stopped(signum)

@@ -50,13 +50,18 @@ def _without_sizes() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in sizes}
 
 
+def console_on(stream: TextIO) -> Console:
+    """A console that shows untrusted text as it stands, in any terminal."""
+    return _Console(
+        file=stream, markup=False, highlight=False, emoji=False, _environ=_without_sizes()
+    )
+
+
 class TerminalReporter(MuteReporter):
     """Bars that are redrawn in place; everything else scrolls by above them."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.console = _Console(
-            file=stream, markup=False, highlight=False, emoji=False, _environ=_without_sizes()
-        )
+        self.console = console_on(stream)
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),

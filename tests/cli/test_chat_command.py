@@ -28,6 +28,7 @@ from stages.data.chat_template import CHATML
 from stages.data.incremental import IncrementalText
 from stages.errors import DataError
 from stages.runtime.reporter import SilentReporter
+from stages.runtime.signals import Stopped
 from stages.sample import SampleOptions
 from tests.cli.test_console import Terminal
 from tests.cli.test_security import HOSTILE
@@ -121,6 +122,16 @@ def test_lines_become_turns(lines: list[str], expected: list[tuple[str, bool]]) 
 def test_ctrl_c_within_a_text_of_several_lines_drops_it() -> None:
     lines = ["a\\", KeyboardInterrupt, '"""', "b", KeyboardInterrupt, "c"]
     assert list(entries(typed(lines))) == [Entry("c", False)]
+
+
+def test_sigterm_within_a_text_of_several_lines_leaves() -> None:
+    def read(mark: str) -> str:
+        if mark == chat_input.MORE:
+            raise Stopped(signal.SIGTERM)
+        return "a\\"
+
+    with pytest.raises(Stopped):
+        list(entries(read))
 
 
 def test_a_pipe_is_utf8_with_any_line_end_and_a_mark_at_its_beginning() -> None:
