@@ -28,7 +28,7 @@ from stages.models.source import identity_of
 from stages.references import answer_logps
 from stages.runtime import start
 from stages.runtime.processes import World
-from stages.scored import BUDGET, Reward, opened, require_stateless
+from stages.scored import BUDGET, Reward, opened
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,11 @@ class Names:
 
         Raises:
             CheckpointError: one is missing, damaged or of another kind.
-            ConfigError: a term of the reward needs a run.
         """
         for name in self.policies:
             policy_config(name, False)
         for name in self.judges.values():
             reward_config(name, False)
-        require_stateless(self.reward)
 
     def codec(self) -> Codec:
         """How the policies read text: as the folder of the first one says.

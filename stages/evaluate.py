@@ -268,6 +268,9 @@ def _remark_policy(options: PolicyOptions, of_ids: list[str], reporter: Reporter
             "--top-p cuts the distribution that answers are sampled from; the KL is that of the "
             "whole softmax, of which they are no fair sample"
         )
+    for placed in options.names.reward:
+        if placed.term.normalise:
+            reporter.note(f"{placed.key}.normalise is left out: there is no run to normalise over")
     for name, path in options.names.judges.items():
         _remark_critic(path, reporter)
         if name not in of_ids:

@@ -18,7 +18,7 @@ from stages.config.rewards import Placed
 from stages.data.kinds import PromptItem
 from stages.data.store import Store
 from stages.data.templates import Codec
-from stages.errors import ConfigError, TrainingError
+from stages.errors import TrainingError
 from stages.groups import read, scorer
 from stages.judges import Failure, columns, judge
 from stages.models.generate import Answer
@@ -31,6 +31,7 @@ from stages.runtime.rewards.texts import Scorer
 from stages.terms import plain_scorer
 
 BUDGET = 8192  # tokens of a reading pass
+NO_RUN = {"normalise": False}
 
 
 @dataclass(frozen=True)
@@ -89,25 +90,10 @@ class Reward:
         return scores
 
 
-def require_stateless(terms: Sequence[Placed]) -> None:
-    """Every term says of an answer what it says of it alone.
-
-    Raises:
-        ConfigError: one is normalised by the answers of a run, and there is no run.
-    """
-    for placed in terms:
-        if placed.term.normalise:
-            raise ConfigError(
-                "is normalised over the answers of a run, and there is no run here",
-                where=f"{placed.key}.normalise: true",
-                do="leave normalise away, and set weight to what it should count",
-            )
-
-
 def opened(
     terms: tuple[Placed, ...], of_ids: Sequence[str], codec: Codec, loading: Loading, asked: Store
 ) -> Reward:
-    """Open the terms of a reward.
+    """Open the terms of a reward; none is normalised, for there is no run to normalise over.
 
     Args:
         terms: of the reward.
@@ -131,7 +117,8 @@ def opened(
         own = start.own_codec(term.path)
         require_readable(own, (item.prompt for item in asked), term.path, key)
         texts[name] = Reader(load_reward(term.path, loading).freeze(), own, BUDGET)
-    return Reward(terms, codec, ids, texts)
+    plain = (each._replace(term=each.term.model_copy(update=NO_RUN)) for each in terms)
+    return Reward(tuple(plain), codec, ids, texts)
 
 
 def require_finite(scores: np.ndarray, reward: str) -> None:

@@ -396,16 +396,19 @@ def test_weighted_terms_add_up_and_rules_need_no_model(project: Project) -> None
     assert alone["score"]["mean"] == pytest.approx(2.0 * np.mean(ruled), rel=1e-9)
 
 
-def test_an_answer_that_nothing_judges_and_a_term_that_needs_a_run_are_refused(
-    project: Project,
+def test_without_a_run_no_term_is_normalised_and_that_is_said(
+    project: Project, compared: dict[str, Any]
 ) -> None:
+    listener = Listener()
+    terms = placed(ModelReward(path="reward", normalise=True))
+    assert of_prompts(Names("base", "other", terms), listener) == compared
+    assert listener.notes == ["reward.normalise is left out: there is no run to normalise over"]
+
+
+def test_an_answer_that_nothing_judges_ends_the_evaluation(project: Project) -> None:
     exact = RuleReward(type="rule", rule="exact_match", field="solution")
     with pytest.raises(TrainingError, match="no term of the reward has a judgement"):
-        of_prompts(Names("base", None, placed((exact,))))
-    normal = ModelReward(path="reward", normalise=True)
-    with pytest.raises(ConfigError, match="normalised over the answers of a run") as caught:
-        of_prompts(Names("base", None, placed((normal,))))
-    assert caught.value.where == "reward.0.normalise: true"
+        of_prompts(Names("base", None, placed(exact)))
 
 
 # What is refused.
