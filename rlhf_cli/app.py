@@ -18,6 +18,7 @@ from rlhf_cli.commands import (
     ppo,
     preference,
     sample,
+    score,
     sft,
     train_rm,
 )
@@ -41,6 +42,7 @@ app.command("ppo")(ppo.command)
 for _word, _command in {**preference.commands, **online.commands}.items():
     app.command(_word)(_command)
 app.command("sample")(sample.sample)
+app.command("score")(score.score)
 app.command("evaluate")(evaluate.evaluate)
 app.command("chat")(chat.chat)
 app.command("check")(check.check)
@@ -48,7 +50,7 @@ app.add_typer(config_command.app, name="config")
 app.add_typer(data_command.app, name="data")
 
 
-WITHOUT_RESUME = ("init", "check", "config", "data", "evaluate", "chat")
+WITHOUT_RESUME = ("init", "check", "config", "data", "score", "evaluate", "chat")
 """Commands that begin anew each time."""
 
 

@@ -7,8 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path as File
 from typing import Any, NamedTuple
 
-from rlhf_cli.yaml_source import Mark, NotYaml, Place, read_yaml
-from stages.config import STAGES, InvalidConfig, StageConfig, preset_values, resolve
+from rlhf_cli.yaml_source import Document, Mark, NotYaml, Place, read_yaml
+from stages.config import (
+    STAGES,
+    InvalidConfig,
+    ScoreConfig,
+    StageConfig,
+    preset_values,
+    resolve,
+    resolve_reward,
+)
 from stages.config.base import Path, dotted, leaves
 from stages.config.problems import Problem
 from stages.errors import ConfigError
@@ -97,7 +105,39 @@ def _refuse_other_stage(source: _Source, stage: str | None) -> None:
         )
 
 
+def load_reward(path: str) -> ScoreConfig:
+    """The reward in a YAML file: its ``reward:`` section, as in a stage's config, or its terms.
+
+    Raises:
+        ConfigError: with everything that is wrong at once, each with its place.
+    """
+    name, document = _document(path)
+    values, places = document
+    within = isinstance(values, dict) and "reward" in values
+    reward = values["reward"] if within else values
+    if not within:
+        places = {("reward", *place): mark for place, mark in places.items()}
+    source = _Source(name, {"reward": reward}, places, {})
+    try:
+        return resolve_reward(reward)
+    except InvalidConfig as error:
+        raise _all_of([_placed(problem, source) for problem in error.problems], "ppo") from None
+
+
 def _read(path: str) -> _Source:
+    name, (values, places) = _document(path)
+    if not isinstance(values, dict):
+        what = "the file is empty" if values is None else "the file is not a mapping of keys"
+        raise ConfigError(
+            what,
+            where=_in_file(name, _TOP),
+            do=f"begin it with stage: and one of {', '.join(STAGES)}; "
+            "rlhf init writes complete examples",
+        )
+    return _Source(name, values, places, {})
+
+
+def _document(path: str) -> tuple[str, Document]:
     name = "stdin" if path == "-" else path
     data = _bytes(path)
     if len(data) > MOST_BYTES:
@@ -108,22 +148,13 @@ def _read(path: str) -> _Source:
         )
     text = _decoded(data, name)
     try:
-        values, places = read_yaml(text)
+        return name, read_yaml(text)
     except NotYaml as error:
         raise ConfigError(
             str(error),
             where=_in_file(name, error.mark),
             do="correct the file; a config is one YAML 1.2 mapping of keys to values",
         ) from None
-    if not isinstance(values, dict):
-        what = "the file is empty" if values is None else "the file is not a mapping of keys"
-        raise ConfigError(
-            what,
-            where=_in_file(name, _TOP),
-            do=f"begin it with stage: and one of {', '.join(STAGES)}; "
-            "rlhf init writes complete examples",
-        )
-    return _Source(name, values, places, {})
 
 
 def _bytes(path: str) -> bytes:

@@ -115,6 +115,8 @@ def judge(
             record=item.record,
             origin=item.origin,
             whole=bool((sampled.ids < len(codec.tokenizer)).all()),
+            ids=tuple(sampled.ids.tolist()),
+            vocabulary=codec.vocabulary_hash,
         )
 
     def weigh(raw: Tensor, judged: Tensor) -> Weighed:

@@ -66,6 +66,7 @@ LAYERS: tuple[tuple[str, int, set[str]], ...] = (
     ("stages/sample.py", 5, HF),
     ("stages/evaluate.py", 5, TORCH),
     ("stages/chat.py", 5, TORCH),
+    ("stages/score.py", 5, TORCH),
     ("stages/check.py", 5, HF),
     ("rlhf_cli/", 6, TERMINAL | {"typing_extensions"}),
 )

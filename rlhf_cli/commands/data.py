@@ -125,7 +125,7 @@ def convert(
         )
     settings: dict[str, Any] = {"as_messages": as_messages, "columns": _columns(column)}
     with make_reporter(as_json=as_json, quiet=quiet) as reporter:
-        name = _one(file)
+        name = one_file(file)
         if to_stdout:
             done = conversion.convert(name, to, sys.stdout, reporter=reporter, **settings)
             reporter.note(_summary(done, output))
@@ -149,7 +149,7 @@ def _columns(given: list[str] | None) -> dict[str, str]:
     return {theirs: ours for theirs, _, ours in pairs}
 
 
-def _one(file: str) -> str:
+def one_file(file: str) -> str:
     """The one file that a path or a glob names."""
     from stages.data.inspect import find
 

@@ -66,6 +66,7 @@ __all__ = [
     "StageConfig",
     "preset_values",
     "resolve",
+    "resolve_reward",
     "to_yaml",
 ]
 
@@ -103,6 +104,21 @@ def resolve(values: Mapping[str, Any]) -> StageConfig:
         return config.model_validate(under(preset_values(str(stage), preset), values))
     except ValidationError as error:
         raise InvalidConfig(problems_of(error, config, STAGES)) from None
+
+
+def resolve_reward(reward: object) -> ScoreConfig:
+    """A reward outside of a stage's config.
+
+    Args:
+        reward: a term or a list of terms, as under the key ``reward``.
+
+    Raises:
+        InvalidConfig: with everything that is wrong at once.
+    """
+    try:
+        return ScoreConfig.model_validate({"reward": reward})
+    except ValidationError as error:
+        raise InvalidConfig(problems_of(error, ScoreConfig, {})) from None
 
 
 def _no_such_stage(values: Mapping[str, Any]) -> Problem:

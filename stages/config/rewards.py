@@ -314,3 +314,8 @@ class ScoreConfig(Section):
 
     reward: Rewards
     """What scores the answers."""
+
+    @property
+    def terms(self) -> tuple[Placed, ...]:
+        """The terms of the reward, each with its key and name."""
+        return placed(self.reward)

@@ -86,7 +86,7 @@ def convert(
             dropped[found] += 1
             continue
         for line in found:
-            out.write(_json(line))
+            out.write(json_line(line))
         lines += len(found)
         if reporter is not None and n % _PROGRESS_EVERY == 0:
             reporter.advance(n)
@@ -95,7 +95,7 @@ def convert(
     return Converted(entry.name, n, lines, dict(dropped.most_common()))
 
 
-def _json(line: dict[str, Any]) -> str:
+def json_line(line: dict[str, Any]) -> str:
     """One line for every reader: those that take U+2028 and its like for line ends included."""
     text = json.dumps(line, ensure_ascii=False)
     return (text if text.isascii() else text.translate(_SEPARATORS)) + "\n"
@@ -116,9 +116,14 @@ def _lines(record: Record, to: str) -> Lines:
 
 
 def _canonical(record: Record) -> Lines:
-    if isinstance(record, Document):
-        return [{"text": record.text}]
     assert not isinstance(record, Useless)
+    return [canonical_line(record)]
+
+
+def canonical_line(record: Any) -> dict[str, Any]:
+    """A record as this tool writes it; any record but a useless one."""
+    if isinstance(record, Document):
+        return {"text": record.text}
     line: dict[str, Any] = {"prompt": to_json(record.prompt)}
     if isinstance(record, Demonstration):
         line["response"] = record.response.text
@@ -131,7 +136,7 @@ def _canonical(record: Record) -> Lines:
         line = _given(id=record.id) | line
         line["responses"] = [_response(response, ranked) for response in record.responses]
         line |= _given(labeler=record.labeler, source=record.source, margin=record.margin)
-    return [line]
+    return line
 
 
 def _response(response: Response, ranked: bool) -> dict[str, Any]:

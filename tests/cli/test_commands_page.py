@@ -25,6 +25,7 @@ COMMANDS = {
     **dict.fromkeys(("grpo", "rloo", "reinforce", "online-dpo"), "sft"),
     "check": "check",
     "sample": "sample",
+    "score": "score",
     "evaluate": "evaluate",
     "chat": "chat",
     "init": "init",

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from stages.batch import Example, behind, pack
+from stages.batch import Example, Ids, behind, pack
 from stages.data.encode import encode_prompt
 from stages.data.fit import Limits, response_ids
 from stages.data.plan import micro_batches
@@ -26,6 +27,7 @@ from stages.runtime.rewards.texts import Absent, Answer, Score
 
 UNKNOWN = "none of its text is known to the tokenizer of the reward model"
 TOO_LONG = "the answer is longer than the positions of the reward model"
+NOTHING = "neither prompt nor answer has a token"
 NO_TEXT = "it holds token ids that are no text in the policy's tokenizer"
 
 
@@ -54,22 +56,41 @@ class Reader:
 
     def _encoded(self, answer: Answer) -> Example | Absent:
         """Prompt and answer; of what is too long the oldest part of the prompt is left out."""
-        codec = self.codec
-        if not answer.whole:
-            return Absent(NO_TEXT)
-        response = Response(answer.text, flags=("cut",) if answer.cut else ())
-        ids = response_ids(response, codec, codec.end_of(answer.prompt))
-        if answer.text.strip() and _all_unknown(codec, ids):
-            return Absent(UNKNOWN)
+        ids = self._ids(answer)
+        if isinstance(ids, Absent):
+            return ids
         positions = max_positions(self.network.module.config)
-        limits = Limits(positions=positions, truncate=True)
         if positions is not None and len(ids) >= positions:
             return Absent(TOO_LONG)
-        prompt = encode_prompt(
-            Prompt(answer.prompt, answer.origin), codec, limits, reserve=len(ids)
-        )
+        limits = Limits(positions=positions, truncate=True)
+        asked = Prompt(answer.prompt, answer.origin)
+        prompt = encode_prompt(asked, self.codec, limits, reserve=len(ids))
         start = ids[:0] if isinstance(prompt, str) else prompt.ids
-        return behind(start, ids) if len(start) + len(ids) else Absent("nothing is left to read")
+        return behind(start, ids) if len(start) + len(ids) else Absent(NOTHING)
+
+    def _ids(self, answer: Answer) -> Ids | Absent:
+        """The ids that an answer was sampled with, where they are of this vocabulary; its text's.
+
+        Ids whose vocabulary is not told are taken for this one where they say the answer's text.
+        """
+        codec = self.codec
+        end = codec.end_of(answer.prompt)
+        flags = ("cut",) if answer.cut else ()
+        if answer.ids is not None and answer.vocabulary == codec.vocabulary_hash:
+            given = Response(answer.text, None, None, answer.ids, answer.vocabulary, flags)
+            return response_ids(given, codec, end)
+        if answer.ids and answer.vocabulary is None and _say(codec, answer.ids, answer.text):
+            return np.array(answer.ids, dtype=np.int32)
+        if not answer.whole:
+            return Absent(NO_TEXT)
+        ids = response_ids(Response(answer.text, flags=flags), codec, end)
+        if answer.text.strip() and _all_unknown(codec, ids):
+            return Absent(UNKNOWN)
+        return ids
+
+
+def _say(codec: Codec, ids: Sequence[int], text: str) -> bool:
+    return max(ids) < len(codec.tokenizer) and codec.decode(ids) == text
 
 
 def _all_unknown(codec: Codec, ids: Any) -> bool:

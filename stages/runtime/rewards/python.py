@@ -161,7 +161,7 @@ def _called(placed: Placed, function: Function, answers: Sequence[Answer]) -> An
             placed,
             f"raised {_named(error)} for {_blamed(function, answers)}",
             where=_place(error, Path(term.path)),
-            do=f"correct {term.path}, then run the same command again with --resume",
+            do=f"correct {term.path}, then run the same command again (a stage: with --resume)",
         ) from error
 
 

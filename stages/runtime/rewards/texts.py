@@ -25,6 +25,8 @@ class Answer(NamedTuple):
         record: the fields of the prompt's line.
         origin: the place of that line.
         whole: whether every token of the answer has a text.
+        ids: the token ids of the answer, where they are known.
+        vocabulary: the hash of the vocabulary that they belong to, where it is known.
     """
 
     prompt: PromptLike
@@ -34,6 +36,8 @@ class Answer(NamedTuple):
     record: Mapping[str, Any]
     origin: str
     whole: bool = True
+    ids: tuple[int, ...] | None = None
+    vocabulary: str | None = None
 
 
 @dataclass(frozen=True)

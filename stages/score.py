@@ -1,0 +1,274 @@
+"""``rlhf score``: the answers of a file, each with what a reward says of it.
+
+Lines are read, judged and written a few hundred at a time. A line comes back as it was, its score
+added; a record of another format comes back as a canonical line. Token ids that an answer was
+sampled with go before its text where they are of the reward model's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+
+from stages import judges, terms
+from stages.config.rewards import ModelReward, Placed
+from stages.data import files, formats
+from stages.data.convert import canonical_line, json_line
+from stages.data.kinds import plain
+from stages.data.records import (
+    Demonstration,
+    Labelled,
+    PromptLike,
+    Ranking,
+    Record,
+    Response,
+    Row,
+    Useless,
+)
+from stages.errors import DataError, Interrupted
+from stages.models.load import Loading, load_reward, reward_config
+from stages.models.precision import choose
+from stages.runtime import start
+from stages.runtime.reporter import Reporter
+from stages.runtime.rewards.model import Reader
+from stages.runtime.rewards.texts import Answer, Scorer
+from stages.runtime.signals import StopRequest
+
+CHUNK = 256  # lines that are judged together
+BUDGET = 8192  # tokens of a reward model's micro-batch
+OWN = ("canonical", "labelled")  # formats whose lines come back as they are
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What is scored, and by what.
+
+    Attributes:
+        terms: of the reward.
+        file: answers in any format, or ``-`` for standard input.
+        device: ``auto | cpu | cuda | mps``.
+        precision: ``auto | bf16 | fp32``.
+        trust_remote_code: whether Python code that a reward model brings may run.
+    """
+
+    terms: tuple[Placed, ...]
+    file: str
+    device: str = "auto"
+    precision: str = "auto"
+    trust_remote_code: bool = False
+
+
+class Line(NamedTuple):
+    """A line to be written: its fields, and the answers that they hold."""
+
+    fields: dict[str, Any]
+    answers: list[Answer]
+
+
+@dataclass
+class Tally:
+    """What was written: lines, answers and, for each term and the whole, scores and their sum."""
+
+    lines: int = 0
+    answers: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    sums: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, scores: Iterable[float | None]) -> None:
+        """Scores of a term, or of the whole under no name."""
+        there = [score for score in scores if score is not None]
+        self.counts[name] += len(there)
+        self.sums[name] += sum(there)  # type: ignore[assignment]
+
+    def figures(self, name: str) -> dict[str, Any]:
+        """Mean of a term's scores, and how many answers have none."""
+        count = self.counts[name]
+        mean = self.sums[name] / count if count else None
+        return {"mean": mean, "missing": self.answers - count}
+
+
+def run(options: ScoreOptions, reporter: Reporter, write: Callable[[str], Any]) -> dict[str, Any]:
+    """Write each line of a file with the scores of its answers.
+
+    Args:
+        options: what is scored, and by what.
+        reporter: hears about the progress.
+        write: takes each line with its end.
+
+    Returns:
+        Counts and means: lines, answers, missing, mean, terms, dropped.
+
+    Raises:
+        ConfigError: a term cannot be opened.
+        CheckpointError: a reward model cannot be used.
+        DataError: the file cannot be read, or a line holds no answer.
+        TrainingError: a term fails.
+    """
+    scorers = _open(options, reporter)
+    tally = Tally()
+    reporter.begin("score", total=None, unit="lines")
+    with StopRequest() as stop:
+        lines = _lines(options.file, tally, as_messages=_reads_turns(scorers))
+        while chunk := list(islice(lines, CHUNK)):
+            for text in _judged(chunk, options.terms, scorers, tally):
+                write(text)
+            tally.lines += len(chunk)
+            reporter.advance(tally.lines)
+            if stop.signum:
+                raise Interrupted(
+                    stop.signum,
+                    what=f"interrupted after {tally.lines} lines",
+                    do="run the same command again",
+                )
+    reporter.end()
+    return {
+        "status": "done",
+        "lines": tally.lines,
+        "answers": tally.answers,
+        **tally.figures(""),
+        "terms": {each.name: tally.figures(each.name) for each in options.terms},
+        "dropped": dict(tally.dropped.most_common()),
+    }
+
+
+def _open(options: ScoreOptions, reporter: Reporter) -> dict[str, Scorer]:
+    """The terms, ready to read texts; those without a model first, as they cost nothing."""
+    found = {each.name: terms.plain_scorer(each) for each in options.terms}
+    for each in options.terms:
+        if isinstance(each.term, ModelReward):
+            reward_config(each.term.path, options.trust_remote_code)
+        if each.term.normalise:
+            reporter.note(f"{each.key}.normalise is left out: there is no run to normalise over")
+    loading = Loading(
+        choose(options.device, options.precision), trust_remote_code=options.trust_remote_code
+    )
+    return {each.name: found[each.name] or _reader(each, loading) for each in options.terms}
+
+
+def _reader(placed: Placed, loading: Loading) -> Scorer:
+    assert isinstance(placed.term, ModelReward)
+    source = placed.term.path
+    codec = start.own_codec(source, trust_remote_code=loading.trust_remote_code)
+    return Reader(load_reward(source, loading).freeze(), codec, BUDGET)
+
+
+def _reads_turns(scorers: Mapping[str, Scorer]) -> bool:
+    """Whether a model reads a dialogue in one string as turns."""
+    return any(isinstance(each, Reader) and each.codec.as_messages for each in scorers.values())
+
+
+def _lines(name: str, tally: Tally, *, as_messages: bool) -> Iterator[Line]:
+    """The lines of a file that hold answers."""
+    rows = files.rows(name)
+    first = next(rows)
+    entry = formats.choose("auto", first.fields, first.origin)
+    whole = chain([first], rows)
+    if entry.name in OWN:
+        for row in whole:
+            yield _line(next(iter(entry.convert(iter([row]), False))), row)
+        return
+    for record in entry.convert(whole, as_messages):
+        if isinstance(record, Useless):
+            tally.dropped[record.reason] += 1
+            continue
+        yield _line(record, Row(canonical_line(record), record.origin))
+
+
+def _line(record: Record, row: Row) -> Line:
+    """The fields that are written, and the answers in them.
+
+    Raises:
+        DataError: there is no answer.
+    """
+    fields = plain(row.fields)
+    if isinstance(record, Ranking):
+        if not _is_canonical_list(fields.get("responses")):
+            fields = canonical_line(record)
+        given = [_answer(record.prompt, each, fields, row.origin) for each in record.responses]
+        return Line(fields, given)
+    if isinstance(record, Demonstration | Labelled):
+        return Line(fields, [_sampled(record.prompt, record.response, fields, row.origin)])
+    raise DataError(
+        "there is no answer to score",
+        where=getattr(record, "origin", row.origin),
+        do="give lines with a prompt and a response, or responses",
+    )
+
+
+def _is_canonical_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _answer(prompt: PromptLike, response: Response, record: dict, origin: str) -> Answer:
+    return Answer(
+        prompt=prompt,
+        text=response.text,
+        cut=response.cut,
+        rendered=_joined(prompt),
+        record=record,
+        origin=origin,
+        ids=response.ids,
+        vocabulary=response.vocabulary,
+    )
+
+
+def _sampled(prompt: PromptLike, response: Response, record: dict, origin: str) -> Answer:
+    """An answer with the ids and the end that ``samples.jsonl`` tells of it."""
+    answer = _answer(prompt, response, record, origin)
+    ids = record.get("response_ids")
+    if isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids):
+        answer = answer._replace(ids=tuple(ids))
+    return answer._replace(cut=answer.cut or record.get("ended") is False)
+
+
+def _joined(prompt: PromptLike) -> str:
+    """A prompt as one text; no policy is known here whose template would render its turns."""
+    return prompt if isinstance(prompt, str) else "\n\n".join(turn.content for turn in prompt)
+
+
+def _judged(
+    lines: Sequence[Line],
+    placed: Sequence[Placed],
+    scorers: dict[str, Scorer],
+    tally: Tally,
+) -> Iterator[str]:
+    """The lines as text, each answer with its score; null where no term has a judgement."""
+    answers = [answer for line in lines for answer in line.answers]
+    raw = torch.zeros((len(answers), len(placed)), dtype=torch.float64)
+    judged = torch.ones((len(answers), len(placed)), dtype=torch.bool)
+    found = {name: scorer(answers) for name, scorer in scorers.items()}
+    judges.columns(found, [each.name for each in placed], raw, judged)
+    plain_terms = [each._replace(term=_as_is(each.term)) for each in placed]
+    totals = judges.weighed(plain_terms, raw, judged, {}, learn=False).scores.tolist()
+    known = judged.any(dim=1).tolist()
+    scores = [total if there else None for total, there in zip(totals, known, strict=True)]
+    tally.answers += len(answers)
+    tally.add("", scores)
+    for each, column, there in zip(placed, raw.unbind(1), judged.unbind(1), strict=True):
+        tally.add(each.name, column[there].tolist())
+    at = 0
+    for line in lines:
+        end = at + len(line.answers)
+        told = [
+            {"score": scores[n], **judges.of_answer(placed, raw[n], judged[n])}
+            for n in range(at, end)
+        ]
+        yield json_line(_with_scores(line.fields, told))
+        at = end
+
+
+def _as_is(term: Any) -> Any:
+    return term.model_copy(update={"normalise": False})
+
+
+def _with_scores(fields: dict[str, Any], told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if "responses" not in fields:
+        return fields | told[0]
+    given = zip(fields["responses"], told, strict=True)
+    return fields | {"responses": [response | scores for response, scores in given]}
