@@ -16,7 +16,7 @@ from stages.runtime.estimate import MIB
 from stages.runtime.reporter import SilentReporter
 from tests.stages.project import Project
 
-STAGES = ("sft", "reward_model", "ppo")
+STAGES = ("sft", "reward_model", "ppo", "grpo")
 QUIET = SilentReporter()
 
 
@@ -39,7 +39,8 @@ def taken(config: Any) -> float:
         try:
             before = resident("VmRSS")
             Path("/proc/self/clear_refs").write_text("5")
-            importlib.import_module(f"stages.{config.stage}").run(config, QUIET)
+            module = {"grpo": "online"}.get(config.stage, config.stage)
+            importlib.import_module(f"stages.{module}").run(config, QUIET)
             os.write(write, json.dumps(resident("VmHWM") - before).encode())
             code = 0
         finally:

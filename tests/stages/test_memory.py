@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from stages import ppo, reward_model, sft
+from stages import online, ppo, reward_model, sft
 from stages.runtime.reporter import SilentReporter
 from tests.stages.project import Project
 from tests.stages.results import assert_equal, checkpoints, rows, weights
 
 QUIET = SilentReporter()
 RUNS: dict[str, Any] = {"sft": sft.run, "reward_model": reward_model.run, "ppo": ppo.run}
+RUNS["grpo"] = online.run
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def products() -> Iterator[list[int]]:
         handle.remove()
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward_model", "ppo"])
+@pytest.mark.parametrize("stage", RUNS)
 def test_gradient_checkpointing_repeats_layers_and_changes_no_number(
     project: Project, stage: str
 ) -> None:

@@ -160,6 +160,7 @@ def pair(group: Any, beta: float) -> float:
 def test_the_loss_of_a_step_is_that_of_separate_forward_passes(project: Project, name: str) -> None:
     stage, changes = VARIANTS[name]
     changes = {**changes, "train.batch_size": 8, "train.schedule": "constant", "log.samples": 8}
+    changes["rollout.stop"] = list("abcdefgh")  # answers of several lengths
     first = project.config(stage, **changes, output="one", **{"train.total_episodes": 8})
     online.run(first, QUIET)
     both = project.config(stage, **changes, output="second")
@@ -169,6 +170,7 @@ def test_the_loss_of_a_step_is_that_of_separate_forward_passes(project: Project,
     assert row["objective/kl"] != 0
     assert row["policy/ratio"] == pytest.approx(1.0, abs=1e-9)
     told = samples("second")[-8:]
+    assert len({len(sample["response_ids"]) for sample in told}) > 1
     for n in range(0, 8, both.per_prompt):
         assert len({sample["prompt"] for sample in told[n : n + both.per_prompt]}) == 1
 

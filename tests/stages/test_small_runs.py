@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages import ppo, reward_model, sft
+from stages import online, ppo, reward_model, sft
 from stages.advantage import estimate
 from stages.config import PpoConfig, resolve
 from stages.functional.returns import after_last_mask, shape_rewards
@@ -19,6 +19,7 @@ from tests.stages.project import (
     DEFAULTS,
     DEMONSTRATIONS,
     LETTERS,
+    ONLINE,
     PROMPTS,
     TURN,
     TURN_END,
@@ -29,6 +30,8 @@ from tests.stages.results import rows, run_json, samples
 
 QUIET = SilentReporter()
 RUNS: dict[str, Any] = {"sft": sft.run, "reward_model": reward_model.run, "ppo": ppo.run}
+RUNS |= dict.fromkeys(ONLINE, online.run)
+SAMPLING = ("ppo", *ONLINE)
 GPU = torch.cuda.is_available() or torch.backends.mps.is_available()
 
 
@@ -37,11 +40,11 @@ GPU = torch.cuda.is_available() or torch.backends.mps.is_available()
 def test_every_stage_runs_on_a_cpu_with_its_default_settings(project: Project, stage: str) -> None:
     values: dict[str, Any] = {"stage": stage, "model": "base", "output": f"runs/{stage}"}
     values["data"] = {"train": DEFAULTS[stage]["data.train"]}
-    if stage == "ppo":
+    if stage in SAMPLING:
         values["reward"] = {"path": "reward"}
     result = RUNS[stage](resolve(values), QUIET)
     assert result.status == "done"
-    assert result.step == {"sft": 2, "reward_model": 1, "ppo": 8}[stage]
+    assert result.step == {"sft": 2, "reward_model": 1}.get(stage, 8)
     assert run_json(f"runs/{stage}")["device"] == "cpu"
 
 
@@ -51,7 +54,7 @@ def test_one_record_is_enough_to_learn_from(project: Project, stage: str) -> Non
     project.write("rankings.jsonl", rankings()[:1])
     project.write("prompts.jsonl", PROMPTS[:1])
     passes = {"train.epochs": 2, "train.max_steps": None}
-    changes = {"train.total_episodes": None} if stage == "ppo" else passes
+    changes = {"train.total_episodes": None} if stage in SAMPLING else passes
     result = RUNS[stage](project.config(stage, **changes), QUIET)
     assert result.step == 2, "an epoch of one step, twice; or a rollout of two minibatches"
     losses = [v for row in rows(f"runs/{stage}") for n, v in row.items() if n.startswith("loss/")]
