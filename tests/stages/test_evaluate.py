@@ -23,6 +23,7 @@ from stages.config import ModelReward, RuleReward
 from stages.config.rewards import placed
 from stages.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
 from stages.evaluate import PolicyOptions, RewardOptions, of_policy, of_reward
+from stages.models.folder import Identity
 from stages.pairs import Accuracies, Verdicts
 from stages.runtime.reporter import SilentReporter
 from stages.sample import SampleOptions
@@ -443,6 +444,18 @@ def test_policies_that_were_trained_on_other_templates_are_refused(project: Proj
     found = of_prompts(Names("base", "runs/turns"))
     turned = of_prompts(Names("runs/turns", "base"))
     assert found["kl"] == pytest.approx(turned["kl_reverse"], rel=1e-12)
+
+
+def test_a_critic_is_warned_of_wherever_it_judges(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Identity("critic", "ppo", "", "", False, (END_ID,), 0)
+    monkeypatch.setattr(stages.evaluate, "identity_of", lambda _: told)
+    listener = Listener()
+    of_reward(RewardOptions("reward", "rankings.jsonl"), listener)
+    of_prompts(Names("base", None, REWARD), listener, drawing=Drawing(1, 2))
+    assert len(listener.warnings) == 2
+    assert all("reward is a critic" in text for text in listener.warnings)
 
 
 def test_scores_that_are_not_finite_end_the_evaluation(
