@@ -13,7 +13,7 @@ from stages.answer_figures import Sampled
 from stages.answers import Drawing, draw
 from stages.batch import Group
 from stages.config import ModelReward
-from stages.config.rewards import Placed, placed
+from stages.config.rewards import Placed
 from stages.data.kinds import PromptItem
 from stages.data.store import Store
 from stages.data.templates import Codec
@@ -137,11 +137,6 @@ class Models(NamedTuple):
                     where=str(network.module.config.name_or_path),
                     do="compare models whose vocabularies have one size",
                 )
-
-
-def model_terms(path: str) -> tuple[Placed, ...]:
-    """A reward model as the only term of a reward."""
-    return placed(ModelReward(path=path))
 
 
 def difference(name: str, codec: Codec, first: str) -> str:

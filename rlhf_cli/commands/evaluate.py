@@ -11,7 +11,7 @@ import typer
 from rlhf_cli import gates
 from rlhf_cli.commands import options
 from rlhf_cli.commands.check import as_lines
-from rlhf_cli.commands.options import require_choice
+from rlhf_cli.commands.options import require_choice, reward_terms
 from rlhf_cli.commands.sample import check_numbers
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
@@ -57,7 +57,7 @@ def evaluate(
         typer.Option(
             "--reward",
             metavar="REWARD",
-            help="Score the answers with this reward model.",
+            help="Score the answers with this reward model, or the terms in this YAML file.",
             show_default=False,
         ),
     ] = None,
@@ -98,11 +98,12 @@ def evaluate(
     require_choice("--device", device, ("auto", "cpu", "cuda", "mps"))
     require_choice("--precision", precision, ("auto", "bf16", "fp32"))
     sizes = _sizes(best_of)
+    terms = () if reward is None else reward_terms(reward)
     bounds = [gates.parse_figure(text, (*OF_REWARD, *NEEDS)) for text in require or ()]
     silence_libraries(debug=debug)
     from stages import evaluate as figures
     from stages.answers import Drawing
-    from stages.comparison import Names, model_terms
+    from stages.comparison import Names
     from stages.models.load import is_reward_model
 
     judges = is_reward_model(model)
@@ -115,7 +116,7 @@ def evaluate(
             rankings = figures.RewardOptions(model, file, limit, device, precision)
             found = figures.of_reward(rankings, reporter)
         else:
-            names = Names(model, against, model_terms(reward) if reward else ())
+            names = Names(model, against, terms)
             drawing = Drawing(k, max_new_tokens, temperature, top_p, seed)
             prompts = figures.PolicyOptions(
                 names, file, sizes, drawing, limit, device=device, precision=precision

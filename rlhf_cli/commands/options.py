@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Optional
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from stages.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stages.config.rewards import Placed
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config, a YAML file.")]
 Overrides = Annotated[
@@ -47,6 +51,8 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything and train nothing; same as rlhf check.")
 ]
 
+YAML = (".yaml", ".yml")
+
 
 def require_number(holds: bool, option: str, value: object, right: str) -> None:
     """Refuse a number that no model could work with, before one is loaded.
@@ -72,3 +78,18 @@ def require_choice(option: str, value: str | None, words: Sequence[str]) -> None
             do=f"give {', '.join(words[:-1])} or {words[-1]}",
             where=f"command line: {option}",
         )
+
+
+def reward_terms(name: str) -> tuple[Placed, ...]:
+    """The terms of a reward in a YAML file, or the one term of a reward model.
+
+    Raises:
+        ConfigError: the file cannot be read as such.
+    """
+    if name.lower().endswith(YAML) and not Path(name).is_dir():
+        from rlhf_cli.config_file import load_reward
+
+        return load_reward(name).terms
+    from stages.config import resolve_reward
+
+    return resolve_reward({"type": "model", "path": name}).terms

@@ -6,21 +6,16 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
 from rlhf_cli.commands import options
 from rlhf_cli.commands.data import one_file
-from rlhf_cli.commands.options import require_choice
+from rlhf_cli.commands.options import require_choice, reward_terms
 from rlhf_cli.commands.standard_output import is_stdout
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
-
-if TYPE_CHECKING:
-    from stages.config import ScoreConfig
-
-YAML = (".yaml", ".yml")
 
 
 def score(
@@ -62,7 +57,7 @@ def score(
         )
     require_choice("--device", device, ("auto", "cpu", "cuda", "mps"))
     require_choice("--precision", precision, ("auto", "bf16", "fp32"))
-    terms = _reward(reward).terms
+    terms = reward_terms(reward)
     silence_libraries(debug=debug)
     from stages import score as stage_score
     from stages.data.output import opened
@@ -80,17 +75,6 @@ def score(
             done = stage_score.run(wanted, reporter, out.write)
     told = {"file": file, "output": output, **done}
     print(json.dumps(told) if as_json else _summary(done, output), flush=True)
-
-
-def _reward(name: str) -> ScoreConfig:
-    """A YAML file's terms, or the one term of a reward model."""
-    if name.lower().endswith(YAML) and not Path(name).is_dir():
-        from rlhf_cli.config_file import load_reward
-
-        return load_reward(name)
-    from stages.config import resolve_reward
-
-    return resolve_reward({"type": "model", "path": name})
 
 
 def _summary(done: Mapping[str, Any], output: str) -> str:

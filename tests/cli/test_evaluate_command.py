@@ -79,6 +79,19 @@ def test_a_person_gets_a_line_for_each_figure(folder: Path, capsys: Any) -> None
     assert "score" not in capsys.readouterr().out
 
 
+def test_the_terms_of_a_file_score_the_answers(folder: Path, capsys: Any) -> None:
+    (folder / "rules.yaml").write_text(
+        "reward: {type: rule, rule: regex, pattern: '.', weight: 3}\n"
+    )
+    found = printed([*POLICY, "--reward", "rules.yaml", "--against", "base"], capsys)
+    assert 0 <= found["score"]["mean"] <= 3
+    assert found["ties"] == 1.0
+    (folder / "wrong.yaml").write_text("reward: {type: rule, rule: regexp}\n")
+    failed = printed([*POLICY, "--reward", "wrong.yaml"], capsys)
+    assert failed["exit"] == 2
+    assert failed["error"]["where"].startswith("wrong.yaml:1:")
+
+
 def test_more_names_than_a_person_reads_are_counted(folder: Path, capsys: Any) -> None:
     one = rankings()[0]
     Project(folder).write("many.jsonl", [{**one, "labeler": f"person {n}"} for n in range(23)])
@@ -120,6 +133,8 @@ def test_a_bound_that_is_kept_passes_and_one_that_is_not_exits_with_7(
         ("evaluate reward rankings.jsonl --reward reward", 2, "--reward", "is a reward model"),
         ("evaluate reward rankings.jsonl --k 4", 2, "--k", "is a reward model"),
         ("evaluate reward rankings.jsonl --best-of 2", 2, "--best-of", "is a reward model"),
+        ("evaluate base prompts.jsonl --reward nowhere.yaml", 2, "nowhere.yaml", "no such file"),
+        ("evaluate base prompts.jsonl --reward nowhere", 4, "nowhere", "no such folder"),
         ("evaluate base prompts.jsonl --best-of 2", 2, "--best-of", "nothing scores them"),
         ("evaluate base prompts.jsonl --reward reward --best-of 8", 2, "--best-of", "of 8 cannot"),
         ("evaluate base prompts.jsonl --best-of 2,x", 2, "--best-of", "no list of numbers"),

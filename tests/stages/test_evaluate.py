@@ -18,7 +18,7 @@ from stages import reward_model, sample
 from stages.answer_figures import Diversity, mean_interval
 from stages.answers import Drawing
 from stages.batch import Group
-from stages.comparison import Names, model_terms
+from stages.comparison import Names
 from stages.config import ModelReward, RuleReward
 from stages.config.rewards import placed
 from stages.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
@@ -46,7 +46,7 @@ QUIET = SilentReporter()
 K, TOKENS, TAU, SEED = 3, 5, 0.8, 2
 DRAWING = Drawing(k=K, max_new_tokens=TOKENS, temperature=TAU, seed=SEED)
 TOLD = [("web", "ann"), ("web", "bob"), (None, "bob"), ("book", None)]
-REWARD = model_terms("reward")
+REWARD = placed(ModelReward(path="reward"))
 TIED = {"prompt": "ea:", "responses": [("a", 1), ("b", 1)]}
 
 
@@ -369,7 +369,7 @@ def test_an_interrupt_ends_between_two_chunks(
 def test_a_reward_model_of_another_vocabulary_reads_the_text(project: Project) -> None:
     save_tiny(Path("foreign-reward"), "llama", kind="reward", dtype=torch.float64)
     listener = Listener()
-    found = of_prompts(Names("base", None, model_terms("foreign-reward")), listener)
+    found = of_prompts(Names("base", None, placed(ModelReward(path="foreign-reward"))), listener)
     tokenizer = AutoTokenizer.from_pretrained("foreign-reward")
     model = classifier("foreign-reward")
     scores = []
@@ -418,7 +418,7 @@ def test_an_answer_that_nothing_judges_ends_the_evaluation(project: Project) -> 
 def test_models_of_the_wrong_kind_are_refused(project: Project) -> None:
     for names, words in (
         (Names("base", "reward"), "is a reward model, and a policy is needed"),
-        (Names("base", None, model_terms("other")), "has no reward head"),
+        (Names("base", None, placed(ModelReward(path="other"))), "has no reward head"),
         (Names("base", "nowhere"), "no such folder"),
     ):
         with pytest.raises(CheckpointError, match=words):
