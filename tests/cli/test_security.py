@@ -309,3 +309,25 @@ def test_weights_that_changed_since_a_stage_wrote_them_are_named_by_the_next(
         assert main([*argv, "model=runs/sft"]) == 4
         told = capsys.readouterr().err
         assert "model/model.safetensors: is not what was written" in told
+
+
+def test_the_password_of_a_reward_server_reaches_no_file_and_no_message(
+    folder: Path, capsys: Any
+) -> None:
+    """Told by the config as shown, by a mistake in it, and a run that reaches no server."""
+    url = "http://me:topsecret@127.0.0.1:9/score"
+    reward = f"reward={{type: http, url: '{url}', retries: 0}}"
+    argv = ["ppo.yaml", reward, "critic.init=policy", "output=runs/x"]
+    assert main(["config", "show", *argv]) == 0
+    assert "http://me:***@127.0.0.1:9/score" in capsys.readouterr().out
+    wrong = reward.replace("http://me", "htp://me")
+    assert main(["config", "show", "ppo.yaml", wrong]) == 2
+    told = capsys.readouterr()
+    assert main(["ppo", *argv, "--json"]) == 5
+    more = capsys.readouterr()
+    assert "the reward http cannot be asked" in more.err
+    kept = [path for path in (folder / "runs/x").rglob("*") if path.is_file()]
+    assert {"run.json", "config.yaml"} <= {path.name for path in kept}
+    texts = [told.out, told.err, more.out, more.err]
+    texts += [path.read_bytes().decode("utf-8", "replace") for path in kept]
+    assert not any("topsecret" in text for text in texts)

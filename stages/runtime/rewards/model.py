@@ -17,7 +17,7 @@ from stages.batch import Example, Ids, behind, pack
 from stages.data.encode import encode_prompt
 from stages.data.fit import Limits, response_ids
 from stages.data.plan import micro_batches
-from stages.data.records import Prompt, PromptLike, Response
+from stages.data.records import Prompt, PromptLike, Response, prompt_text
 from stages.data.templates import Codec
 from stages.errors import ConfigError
 from stages.models.forward import scores
@@ -84,19 +84,16 @@ class Reader:
         if not answer.whole:
             return Absent(NO_TEXT)
         ids = response_ids(Response(answer.text, flags=flags), codec, end)
-        if answer.text.strip() and _all_unknown(codec, ids):
-            return Absent(UNKNOWN)
-        return ids
+        return ids if _is_known(codec, ids, answer.text) else Absent(UNKNOWN)
 
 
 def _say(codec: Codec, ids: Sequence[int], text: str) -> bool:
     return max(ids) < len(codec.tokenizer) and codec.decode(ids) == text
 
 
-def _all_unknown(codec: Codec, ids: Any) -> bool:
-    unknown = codec.tokenizer.unk_token_id
-    words = [int(token) for token in ids if int(token) not in codec.stop_ids]
-    return unknown is not None and bool(words) and all(token == unknown for token in words)
+def _is_known(codec: Codec, ids: Ids, text: str) -> bool:
+    """Whether anything of a text is left in its ids but special tokens, such as the unknown one."""
+    return not text.strip() or bool(codec.decode(ids).strip())
 
 
 @torch.no_grad()
@@ -126,7 +123,8 @@ def require_readable(codec: Codec, prompts: Iterator[PromptLike], source: str, k
                 do="put a chat template into its tokenizer_config.json, or name another model",
             )
         if not known:
-            known = not _all_unknown(codec, codec.encode_prompt(prompt).ids)
+            text = prompt_text(prompt)
+            known = _is_known(codec, codec.encode_response(text, cut=True), text)
     if not known:
         raise ConfigError(
             f"the tokenizer of {source} knows none of the text of the prompts",
