@@ -326,6 +326,22 @@ def test_figures_do_not_depend_on_how_records_are_cut_into_chunks(
     assert flat(of_rankings()) == pytest.approx(flat(whole), rel=1e-9)
 
 
+def test_no_more_than_a_chunk_of_rankings_is_read_at_once(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = stages.evaluate.read
+
+    def read(groups: Any, *rest: Any, **options: Any) -> Any:
+        sizes.append(len(groups))
+        return real(groups, *rest, **options)
+
+    monkeypatch.setattr(stages.evaluate, "read", read)
+    monkeypatch.setattr(stages.evaluate, "CHUNK", 3)
+    of_rankings()
+    assert sizes == [3, 1]
+
+
 def flat(value: Any, name: str = "") -> dict[str, Any]:
     """Every number by the way that leads to it."""
     if isinstance(value, dict | list):
