@@ -21,7 +21,6 @@ from stages.data import store
 from stages.data.kinds import PromptItem
 from stages.data.plan import shuffled, stream
 from stages.data.records import to_json
-from stages.errors import TrainingError
 from stages.functional.control import next_kl_coef
 from stages.models.generate import Sampling
 from stages.rollout import Collected, Key, Readers, Rollout, Targets, collect, from_tensors
@@ -124,9 +123,10 @@ class Loop:
         prompts = [self.prompts.train[n] for n in asked.records]
         items = [prompt for prompt in prompts for _ in range(self.config.per_prompt)]
         collected = self._collect(items, asked.keys, self.readers, learn=True)
-        sampled.require_scores(collected.rollout, f"iteration {progress.iteration + 1}")
+        what = f"iteration {progress.iteration + 1}"
+        sampled.require_scores(collected.rollout, what)
         estimated = self.method.estimate(collected.rollout, progress.stage)
-        self.guard_kl(estimated.kl)
+        sampled.require_near(estimated.kl, self.config, what)
         # Not before the guards: a run that they stop meets this rollout again when it goes on.
         progress.stage |= {"kl": estimated.kl, **estimated.kept, "moments": collected.moments}
         progress.window.add(estimated.metrics)
@@ -229,21 +229,6 @@ class Loop:
         )
         for text in warnings:
             self.session.reporter.warn(text)
-
-    def guard_kl(self, kl: float) -> None:
-        """Stop where the policy has left the reference too far behind.
-
-        Raises:
-            TrainingError: the KL is above ``kl.stop_above``.
-        """
-        limit = self.config.kl.stop_above
-        if limit is not None and kl > limit:
-            raise TrainingError(
-                f"iteration {self.session.progress.iteration + 1}: the KL to the reference is "
-                f"{kl:.3g} nats per answer, above kl.stop_above {limit:g}",
-                do=f"raise {self.config.leash} or lower train.learning_rate; the state before is "
-                "saved",
-            )
 
     def _collect(
         self,

@@ -11,9 +11,11 @@ import torch
 
 from stages import judges
 from stages.batch import Ids
+from stages.config import OnlineConfig
 from stages.config.rewards import Placed
 from stages.data.kinds import PromptItem
 from stages.data.store import Store
+from stages.errors import TrainingError
 from stages.functional.divergence import kl_estimate
 from stages.functional.masking import masked, masked_sum
 from stages.rollout import Key, Rollout
@@ -96,6 +98,26 @@ def require_scores(rollout: Rollout, what: str) -> None:
     """
     for value in rollout.scores.tolist():
         require_finite(value, what=f"{what}, score")
+
+
+def require_near(kl: float, config: OnlineConfig, what: str) -> None:
+    """A guard: stop where the policy has left the reference too far behind.
+
+    Args:
+        kl: mean over the answers of a rollout, nats.
+        config: of the run.
+        what: the rollout.
+
+    Raises:
+        TrainingError: the KL is above ``kl.stop_above``.
+    """
+    limit = config.kl.stop_above
+    if limit is not None and kl > limit:
+        raise TrainingError(
+            f"{what}: the KL to the reference is {kl:.3g} nats per answer, above kl.stop_above "
+            f"{limit:g}",
+            do=f"raise {config.leash} or lower train.learning_rate; the state before is saved",
+        )
 
 
 def first_answers(

@@ -281,7 +281,7 @@ def test_a_stop_between_iterations_leaves_no_trace_either(inside: Project) -> No
     assert_equal(left_behind("between"), left_behind("runs/reinforce"))
 
 
-@pytest.mark.parametrize("stage", ONLINE)
+@pytest.mark.parametrize("stage", ["grpo", "online_dpo"])
 def test_the_token_budget_changes_neither_losses_nor_weights(inside: Project, stage: str) -> None:
     config = full(inside, stage, output=f"cut/{stage}", **{"train.tokens_per_micro_batch": 1})
     online.run(config, QUIET)
