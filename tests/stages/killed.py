@@ -1,7 +1,8 @@
 """``python -m tests.stages.killed STAGE FOLDER``: runs that SIGKILL ends at chosen moments.
 
 A process of its own, since it forks a child for each run: see ``tests.torture.server``. The runs
-are those of the campaign of kills: a checkpoint at every step (ppo: iteration), two are kept.
+are those of the campaign of kills: a checkpoint at every step (ppo, reinforce: iteration), of which
+two are kept.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Moment:
 
     Attributes:
         at: ``before`` or ``behind`` the n-th save, ``inside`` it at an operation of the disk, or in
-            the n-th ``update`` of ppo.
+            the n-th ``update`` on sampled answers.
         n: which of them; of sft and train-rm the n-th save is that of step n.
         operation: of the disk, such as ``replace``; a file is then half written, a folder there.
     """
@@ -61,11 +62,13 @@ class Moment:
 
     def prepare(self, run_folder: Path) -> None:
         """Set the trap, in the process that is to die."""
+        from stages.online import Criticless
         from stages.runtime.session import Session
         from stages.update import Update
 
         if self.at == "update":
-            nth_call(Update, "step", self.n, lambda real, *rest: die())
+            for owner in (Update, Criticless):
+                nth_call(owner, "step", self.n, lambda real, *rest: die())
         elif self.at == "before":
             nth_call(Session, "save", self.n, lambda real, *rest: die())
         elif self.at == "behind":
@@ -114,6 +117,10 @@ MOMENTS: dict[str, dict[str, Moment]] = {
         "between two iterations": Moment("before", 1),
         "a file of it is half written": Moment("inside", 2, "save_file"),
         "it is in its place without its mark": Moment("inside", 2, "replace"),
+    },
+    "reinforce": {
+        "in the second minibatch of an iteration": Moment("update", 4),
+        "a file of it is half written": Moment("inside", 2, "save_file"),
     },
 }
 

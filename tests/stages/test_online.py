@@ -322,6 +322,20 @@ def test_with_adapters_the_reference_is_the_policy_without_them(
     assert first["objective/kl"] == pytest.approx(0, abs=1e-12)
 
 
+def test_a_run_of_adapters_that_was_stopped_and_resumed_is_the_run_that_was_not(
+    inside: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"lora.rank": 2}
+    online.run(full(inside, "online_dpo", output="adapted", **changes), QUIET)
+    config = full(inside, "online_dpo", output="adapted-parts", **changes)
+    with monkeypatch.context() as patch:
+        stop_in_third_step(patch)
+        with pytest.raises(Interrupted):
+            online.run(config, QUIET)
+    online.run(config, QUIET, resume=True)
+    assert_equal(left_behind("adapted-parts"), left_behind("adapted"))
+
+
 def test_check_counts_prompts_and_not_answers(project: Project) -> None:
     listener = Listener()
     report = check.run(project.config("grpo", **{"train.total_episodes": None}), listener)

@@ -25,6 +25,7 @@ HELD_OUT = {
     "sft": [{"prompt": "ab:", "response": "zyx"}],
     "reward_model": rankings(),
     "ppo": [{"prompt": "fa:"}],
+    "reinforce": [{"prompt": "fa:"}],
 }
 FULL: dict[str, dict[str, Any]] = {
     "sft": {
@@ -62,6 +63,18 @@ FULL: dict[str, dict[str, Any]] = {
         "ptx.data": "documents.jsonl",
         "ptx.coef": 0.5,
         "ptx.ratio": 1,
+        "evaluate.every": 2,
+        "log.every": 2,
+    },
+    "reinforce": {
+        "model": "wet",
+        "train.total_episodes": 24,
+        "train.tokens_per_micro_batch": 16,
+        "train.ema_decay": 0.9,
+        "reinforce.baseline": "moving_average",
+        "kl.controller": "adaptive",
+        "kl.gain": 0.5,
+        "kl.target": 0.05,
         "evaluate.every": 2,
         "log.every": 2,
     },

@@ -23,6 +23,7 @@ LEFT = {
     "sft": ["step-000002", "step-000002", "step-000002", "step-000003"],
     "reward_model": ["step-000002", "step-000002", "step-000002"],
     "ppo": ["step-000004", None, "step-000004", "step-000004"],
+    "reinforce": ["step-000002", "step-000002"],
 }
 
 

@@ -22,11 +22,12 @@ IMPORTS = (
     "stages.sft",
     "stages.reward_model",
     "stages.ppo",
+    "stages.online",
     "stages.sample",
     "stages.check",
     "tests.stages.test_resume",
 )
-STAGES = ("sft", "reward_model", "ppo")
+STAGES = ("sft", "reward_model", "ppo", "reinforce")
 SHARES = {"kills": 0.7, "fuzz": 0.3}
 
 

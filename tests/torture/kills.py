@@ -26,7 +26,8 @@ from typing import Any
 
 from tests.torture.server import PATIENCE, Child, Ended, forked
 
-STAGES = ("sft", "reward_model", "ppo")
+STAGES = ("sft", "reward_model", "ppo", "reinforce")
+MODULES = {"reinforce": "online"}
 CHANGES: dict[str, dict[str, Any]] = {
     stage: {"train.tokens_per_micro_batch": 24, "checkpoint.every": 1, "log.every": 1}
     for stage in STAGES
@@ -255,7 +256,8 @@ def run(folder: Path, stage: str, *, resume: bool, cache: Path | None = None) ->
     }
     config = Project(folder).config(stage, **values)
     try:
-        importlib.import_module(f"stages.{stage}").run(config, SilentReporter(), resume=resume)
+        module = importlib.import_module(f"stages.{MODULES.get(stage, stage)}")
+        module.run(config, SilentReporter(), resume=resume)
     except RlhfError as error:
         print(error, error.do, flush=True)
         os._exit(error.exit_code)
