@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from stages import inputs, terms
-from stages.config import ModelReward, OnlineConfig, PpoConfig
+from stages.config import OnlineConfig, PpoConfig
 from stages.config.rewards import Placed
 from stages.models import lora
 from stages.models.load import Loading, load_policy, load_reward, with_fresh_head
@@ -11,7 +13,7 @@ from stages.models.network import Network, without_dropout
 from stages.rollout import Readers
 from stages.runtime import start
 from stages.runtime.optim import Trainee
-from stages.runtime.rewards.model import Reader
+from stages.runtime.rewards.model import Reader, opened
 from stages.runtime.session import Session
 
 
@@ -41,34 +43,35 @@ def load(session: Session, config: OnlineConfig, text: start.Text) -> Readers:
         start.adopt(reference, text)  # new rows are drawn in the format of the policy's
         reference.freeze()
     rewards = {}
+    budget = config.train.tokens_per_micro_batch
     for placed, term in terms.models(config):
-        network = _reward(config, placed, text, critic, loading)
-        start.say_layout(session, network, terms.role(config, placed))
+        shared = _shared(config, placed, text, critic)
         if terms.reads_ids(term.path, config, text):
+            network = shared or load_reward(term.path, loading).freeze()
             rewards[placed.name] = network
+            start.say_layout(session, network, terms.role(config, placed))
             continue
         reporter.note(f"{placed.key}: {term.path} reads the text, in its own template and tokens")
-        codec = start.own_codec(term.path, trust_remote_code=config.trust_remote_code)
-        texts[placed.name] = Reader(network, codec, config.train.tokens_per_micro_batch)
+        own = partial(start.own_codec, trust_remote_code=config.trust_remote_code)
+        texts[placed.name] = (
+            opened(term.path, loading, budget)
+            if shared is None
+            else Reader(shared, own(term.path), budget)
+        )
     reporter.note(text.pad_how)
     start.say_layout(session, policy, "policy")
     return Readers(policy, reference, rewards, critic, texts)
 
 
-def _reward(
-    config: OnlineConfig,
-    placed: Placed,
-    text: start.Text,
-    critic: Network | None,
-    loading: Loading,
-) -> Network:
-    """A frozen reward model; with adapters, the one that the critic started from."""
-    if isinstance(config, PpoConfig) and critic is not None and config.lora is not None:
-        first = terms.critic_term(config, text)
-        if first is not None and first.name == placed.name:
-            return lora.without(critic, "reward")
-    assert isinstance(placed.term, ModelReward)
-    return load_reward(placed.term.path, loading).freeze()
+def _shared(
+    config: OnlineConfig, placed: Placed, text: start.Text, critic: Network | None
+) -> Network | None:
+    """With adapters, the reward model that the critic started from: the critic without them."""
+    if not isinstance(config, PpoConfig) or critic is None or config.lora is None:
+        return None
+    first = terms.critic_term(config, text)
+    same = first is not None and first.name == placed.name
+    return lora.without(critic, "reward") if same else None
 
 
 def parents(config: OnlineConfig) -> list[dict[str, str]]:

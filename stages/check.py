@@ -19,7 +19,7 @@ from stages.config import OnlineConfig, StageConfig
 from stages.data.report import RoleReport
 from stages.inputs import Model
 from stages.models.folder import model_folder, read_identity
-from stages.models.load import max_positions, verdict_of
+from stages.models.load import max_positions, reads_whole, verdict_of
 from stages.models.precision import choose
 from stages.runtime import place, start, trackers
 from stages.runtime.processes import World
@@ -112,9 +112,13 @@ def _model(model: Model, known: Known) -> Report:
         "trained_parameters": known.shapes[model.role].trainable if model.trained else 0,
         "shares_the_weights_of": model.shares,
         "positions": max_positions(model.config),
-        "layout": verdict_of(model.config).mode,
+        "layout": "as transformers runs it" if _is_whole(model) else verdict_of(model.config).mode,
         "trained": model.trained,
     }
+
+
+def _is_whole(model: Model) -> bool:
+    return model.kind == "reward" and not model.trained and reads_whole(model.source)
 
 
 def _text(text: start.Text) -> Report:

@@ -21,7 +21,7 @@ from stages.errors import CheckpointError
 from stages.functional.divergence import kl_estimate
 from stages.functional.judged import win_rate
 from stages.groups import read
-from stages.models.load import Loading, load_policy, policy_config, reward_config
+from stages.models.load import Loading, load_policy, policy_config, reads_whole, reward_config
 from stages.models.load import max_positions as positions_of
 from stages.models.network import Network
 from stages.models.source import identity_of
@@ -90,7 +90,11 @@ class Names:
     def of_ids(self, codec: Codec) -> list[str]:
         """The terms that read the policies' token ids."""
         pairs = self.judges.items()
-        return [name for name, path in pairs if not difference(path, codec, self.policy)]
+        return [
+            name
+            for name, path in pairs
+            if not reads_whole(path) and not difference(path, codec, self.policy)
+        ]
 
     def positions(self, codec: Codec) -> int | None:
         """The longest sequence that all models which read ids have positions for."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from stages import judges, terms
@@ -31,13 +32,13 @@ from stages.data.records import (
     Useless,
 )
 from stages.errors import DataError, Interrupted
-from stages.models.load import Loading, load_reward, reward_config
+from stages.models.load import Loading, reward_config
 from stages.models.precision import choose
-from stages.runtime import start
 from stages.runtime.reporter import Reporter
-from stages.runtime.rewards.model import Reader
+from stages.runtime.rewards.model import Reader, opened
 from stages.runtime.rewards.texts import Answer, Scorer
 from stages.runtime.signals import StopRequest
+from stages.scored import require_finite
 
 CHUNK = 256  # lines that are judged together
 BUDGET = 8192  # tokens of a reward model's micro-batch
@@ -139,7 +140,7 @@ def run(options: ScoreOptions, reporter: Reporter, write: Callable[[str], Any]) 
 
 def _open(options: ScoreOptions, reporter: Reporter) -> dict[str, Scorer]:
     """The terms, ready to read texts; those without a model first, as they cost nothing."""
-    found = {each.name: terms.plain_scorer(each) for each in options.terms}
+    found: dict[str, Any] = {each.name: terms.plain_scorer(each) for each in options.terms}
     for each in options.terms:
         if isinstance(each.term, ModelReward):
             reward_config(each.term.path, options.trust_remote_code)
@@ -148,14 +149,10 @@ def _open(options: ScoreOptions, reporter: Reporter) -> dict[str, Scorer]:
     loading = Loading(
         choose(options.device, options.precision), trust_remote_code=options.trust_remote_code
     )
-    return {each.name: found[each.name] or _reader(each, loading) for each in options.terms}
-
-
-def _reader(placed: Placed, loading: Loading) -> Scorer:
-    assert isinstance(placed.term, ModelReward)
-    source = placed.term.path
-    codec = start.own_codec(source, trust_remote_code=loading.trust_remote_code)
-    return Reader(load_reward(source, loading).freeze(), codec, BUDGET)
+    for each in options.terms:
+        if isinstance(each.term, ModelReward):
+            found[each.name] = opened(each.term.path, loading, BUDGET)
+    return found
 
 
 def _reads_turns(scorers: Mapping[str, Scorer]) -> bool:
@@ -246,6 +243,7 @@ def _judged(
     judges.columns(found, [each.name for each in placed], raw, judged)
     plain_terms = [each._replace(term=_as_is(each.term)) for each in placed]
     totals = judges.weighed(plain_terms, raw, judged, {}, learn=False).scores.tolist()
+    require_finite(np.array(totals), ", ".join(each.name for each in placed))
     known = judged.any(dim=1).tolist()
     scores = [total if there else None for total, there in zip(totals, known, strict=True)]
     tally.answers += len(answers)

@@ -22,11 +22,12 @@ from stages.errors import TrainingError
 from stages.groups import read, scorer
 from stages.judges import Failure, columns, judge
 from stages.models.generate import Answer
-from stages.models.load import Loading, load_reward
+from stages.models.load import Loading, load_reward, reads_whole
 from stages.models.network import Network
 from stages.runtime import start
 from stages.runtime.processes import World
-from stages.runtime.rewards.model import Reader, require_readable
+from stages.runtime.rewards.model import opened as open_model
+from stages.runtime.rewards.model import require_readable
 from stages.runtime.rewards.texts import Scorer
 from stages.terms import plain_scorer
 
@@ -114,9 +115,10 @@ def opened(
         if name in of_ids:
             ids[name] = load_reward(term.path, loading).freeze()
             continue
-        own = start.own_codec(term.path)
-        require_readable(own, (item.prompt for item in asked), term.path, key)
-        texts[name] = Reader(load_reward(term.path, loading).freeze(), own, BUDGET)
+        if not reads_whole(term.path):
+            prompts = (item.prompt for item in asked)
+            require_readable(start.own_codec(term.path), prompts, term.path, key)
+        texts[name] = open_model(term.path, loading, BUDGET)
     plain = (each._replace(term=each.term.model_copy(update=NO_RUN)) for each in terms)
     return Reward(tuple(plain), codec, ids, texts)
 

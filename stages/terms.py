@@ -21,7 +21,7 @@ from stages.config.rewards import Placed
 from stages.data.store import Splits
 from stages.errors import ConfigError
 from stages.models.folder import Identity, model_folder, read_identity
-from stages.models.load import load_tokenizer
+from stages.models.load import load_tokenizer, reads_whole
 from stages.runtime import start
 from stages.runtime.rewards import python, rule
 from stages.runtime.rewards.model import require_readable
@@ -40,6 +40,8 @@ def role(config: OnlineConfig, placed: Placed) -> str:
 
 def reads_ids(source: str, config: OnlineConfig, text: start.Text) -> bool:
     """Whether a reward model reads text as the policy does, token by token."""
+    if reads_whole(source, config.trust_remote_code):
+        return False
     identity = identity_of(source)
     if identity is not None and identity.template_hash != text.codec.template_hash:
         return False
@@ -72,7 +74,8 @@ def critic_term(config: PpoConfig, text: start.Text) -> Placed | None:
     if config.critic.init != "reward":
         return None
     for placed, term in models(config):
-        if shares_vocabulary(term.path, config, text):
+        whole = reads_whole(term.path, config.trust_remote_code)
+        if not whole and shares_vocabulary(term.path, config, text):
             return placed
     raise ConfigError(
         f"no term of the reward is a model with the vocabulary of {config.model}",
@@ -128,6 +131,8 @@ def require_fit(config: OnlineConfig, text: start.Text, prompts: Splits) -> None
         if isinstance(term, RuleReward) and term.rule == "exact_match":
             _require_field(placed, term, prompts)
         elif isinstance(term, ModelReward) and not reads_ids(term.path, config, text):
+            if reads_whole(term.path, config.trust_remote_code):
+                continue  # its tokenizer joins any two texts
             codec = start.own_codec(term.path, trust_remote_code=config.trust_remote_code)
             asked = (item.prompt for item in prompts.train)
             require_readable(codec, asked, term.path, placed.key)

@@ -31,7 +31,7 @@ from stages.models import attention, manifest
 from stages.models.folder import Identity, is_number, model_folder
 from stages.models.network import Kind, Network, score_head
 from stages.models.precision import Arithmetic
-from stages.models.probe import Verdict, probe
+from stages.models.probe import Verdict, probe, reads_last_token
 from stages.models.source import identity_of, require_weights
 from stages.seeds import seed_of
 
@@ -106,6 +106,30 @@ def load_reward(source: str, loading: Loading, *, kind: Kind = "reward") -> Netw
     module = _from_pretrained(AutoModelForSequenceClassification, source, config, loading)
     mean, std = _moments(identity_of(source), config, source)
     return _network(module, kind, loading, mean=mean, std=std)
+
+
+def load_whole(source: str, loading: Loading) -> Network:
+    """A classifier with one label that transformers runs in its own way, on padded rows; as above.
+
+    Raises:
+        CheckpointError: as above.
+    """
+    config = reward_config(source, loading.trust_remote_code)
+    module = _from_pretrained(AutoModelForSequenceClassification, source, config, loading)
+    mean, std = _moments(identity_of(source), config, source)
+    module.to(loading.arithmetic.device)
+    return Network(module, "reward", "padded", loading.arithmetic.compute, mean, std)
+
+
+def reads_whole(source: str, trust_remote_code: bool = False) -> bool:
+    """Whether a reward model of another tool reads its score elsewhere than at the last token."""
+    if identity_of(source) is not None:
+        return False
+    config = reward_config(source, trust_remote_code)
+    key = config.to_json_string(use_diff=False)
+    if key not in _LAST:
+        _LAST[key] = reads_last_token(config)
+    return not _LAST[key]
 
 
 def with_fresh_head(source: str, loading: Loading, *, seed: int, kind: Kind = "reward") -> Network:
@@ -364,6 +388,7 @@ def _network(module: PreTrainedModel, kind: Kind, loading: Loading, **moments: f
 
 
 _VERDICTS: dict[str, Verdict] = {}
+_LAST: dict[str, bool] = {}
 
 
 def verdict_of(config: PreTrainedConfig) -> Verdict:

@@ -10,11 +10,16 @@ computes a tree without any error), so nothing is guessed from names.
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from stages.batch import Group, PackedRow, Segment, pack_groups, separate
@@ -22,7 +27,7 @@ from stages.errors import CheckpointError
 from stages.models import attention
 from stages.models.attention import Cache, Segments
 from stages.models.forward import hidden_states, logits, run_row, run_step
-from stages.models.network import Mode, Network
+from stages.models.network import Mode, Network, score_head
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 LOOSE = 1e-6  # float64 where the family itself computes attention in fp32
@@ -138,13 +143,38 @@ def _example(vocabulary: int) -> PackedRow:
     return pack_groups([first, second]).batch.row
 
 
-def _tiny(config: PreTrainedConfig) -> PreTrainedModel:
+def reads_last_token(config: PreTrainedConfig) -> bool:
+    """Whether a classifier of this configuration reads its score at the last token.
+
+    An encoder, such as BERT, reads a text as a whole: its score comes from another place.
+    """
+    state, verbosity = torch.random.get_rng_state(), logging.get_verbosity()
+    torch.manual_seed(0)
+    logging.set_verbosity(logging.CRITICAL)
+    ids = torch.tensor([[3, 5, 4, 7, 6]])
+    try:
+        model = _tiny(config, AutoModelForSequenceClassification)
+        model.config.pad_token_id = None  # which none of these tokens is
+        with torch.no_grad():
+            own = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            states = model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids))
+            ours = score_head(model)(states.last_hidden_state[:, -1])
+        return own.shape == ours.shape and _equal(ours, own, own.dtype)
+    except (CheckpointError, RuntimeError, ValueError, AttributeError, TypeError, IndexError):
+        return False
+    finally:
+        logging.set_verbosity(verbosity)
+        torch.random.set_rng_state(state)
+
+
+def _tiny(config: PreTrainedConfig, auto: Any = AutoModelForCausalLM) -> PreTrainedModel:
     """A random model of this configuration in float64, or in fp32 where the family needs it."""
     for shrink in (_shrunk, _shallow):
         for dtype in (torch.float64, torch.float32):
             try:
-                model = AutoModelForCausalLM.from_config(shrink(config), dtype=dtype).eval()
-                model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
+                model = auto.from_config(shrink(config), dtype=dtype).eval()
+                cache = {"use_cache": False} if auto is AutoModelForCausalLM else {}
+                model(input_ids=torch.tensor([[1, 2, 3]]), **cache)
             except (RuntimeError, ValueError, AttributeError, TypeError):
                 continue
             return model

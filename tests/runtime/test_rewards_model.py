@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from stages.data.chat_template import CHATML
 from stages.data.records import Message
@@ -15,10 +15,18 @@ from stages.data.templates import make_codec
 from stages.errors import ConfigError
 from stages.models.load import Loading, load_reward
 from stages.models.precision import choose
-from stages.runtime.rewards.model import NO_TEXT, TOO_LONG, UNKNOWN, Reader, require_readable
+from stages.models.probe import reads_last_token
+from stages.runtime.rewards.model import (
+    NO_TEXT,
+    TOO_LONG,
+    UNKNOWN,
+    Reader,
+    opened,
+    require_readable,
+)
 from stages.runtime.rewards.texts import Absent, Answer
 from stages.runtime.start import own_codec
-from tests.families import POSITIONS, save_tiny
+from tests.families import FAMILIES, POSITIONS, save_tiny, tiny_config
 from tests.runtime.asked import answer
 from tests.stages.project import TOKENIZER, ids_of
 from tests.stages.results import classifier, raw_score
@@ -123,3 +131,66 @@ def test_prompts_that_it_cannot_read_are_refused_at_start(
 
 def test_one_prompt_that_it_knows_a_word_of_is_enough(folder: str) -> None:
     require_readable(own_codec(folder), iter(["ΔΩ", "Δb"]), folder, "reward")
+
+
+# Encoders, which read prompt and answer as a whole.
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A BERT with 40 positions and one label."""
+    path = tmp_path_factory.mktemp("encoder")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+        num_labels=1,
+        initializer_range=0.3,
+        mean=0.5,
+        std=2.0,
+    )
+    BertForSequenceClassification(config).save_pretrained(path)
+    TOKENIZER.save_pretrained(path)
+    return str(path)
+
+
+def of_pair(folder: str, prompt: str, text: str) -> float:
+    module = BertForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        pair = AutoTokenizer.from_pretrained(folder)(prompt, text, return_tensors="pt")
+        return (float(module(**pair).logits) - 0.5) / 2.0
+
+
+def test_an_encoder_scores_pairs_of_texts_as_transformers_does(encoder: str) -> None:
+    read = opened(encoder, Loading(choose("cpu", "fp32")), 50)
+    turns = [{"role": "user", "content": "ab"}, {"role": "user", "content": "cd"}]
+    asked = [answer("cd", "ab:"), answer("e", "a b c d:"), answer("fg", turns), answer("x" * 41)]
+    found = read(asked)
+    assert found[:3] == pytest.approx(
+        [
+            of_pair(encoder, "ab:", "cd"),
+            of_pair(encoder, "a b c d:", "e"),
+            of_pair(encoder, "ab\n\ncd", "fg"),
+        ],
+        rel=2e-5,
+    )
+    assert found[3] == Absent(TOO_LONG)
+    assert read([]) == []
+
+
+def test_an_encoder_loses_the_oldest_part_of_a_long_prompt(encoder: str) -> None:
+    read = opened(encoder, Loading(choose("cpu", "fp32")), 100)
+    prompt = "abcdefghij" * 5
+    assert read([answer("xyz", prompt)]) == pytest.approx(
+        [of_pair(encoder, prompt[-37:], "xyz")], rel=2e-5
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_reads_its_score_at_the_last_token_is_known_by_trying(family: str) -> None:
+    assert reads_last_token(tiny_config(family))
+    assert not reads_last_token(BertConfig(num_labels=1))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from rlhf_cli.app import main
 from stages import check, ppo
@@ -254,3 +254,19 @@ def test_terms_can_be_changed_on_the_command_line(project: Project, capsys: Any)
     small = ["rollout.batch_size=4", "rollout.max_new_tokens=3", "train.total_episodes=4"]
     assert main([*argv, *small, "--require", "score/python<=1e9"]) == 0
     assert "score/python" in json.loads(capsys.readouterr().out)["metrics"]
+
+
+def test_an_encoder_may_be_the_reward_but_no_critic(project: Project) -> None:
+    settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    encoder = BertConfig(vocab_size=len(TOKENIZER), intermediate_size=32, num_labels=1, **settings)
+    BertForSequenceClassification(encoder).save_pretrained("encoder")
+    TOKENIZER.save_pretrained("encoder")
+    asked = config(project, {"path": "encoder"})
+    assert check.run(asked, QUIET)["models"]["reward"]["layout"] == "as transformers runs it"
+    ppo.run(asked, QUIET)
+    row = rows("runs/ppo", "train")[0]
+    assert row["score/model_missing"] == 0.0
+    assert row["objective/score"] == row["score/model"]
+    with pytest.raises(ConfigError, match="vocabulary"):
+        changes = {"critic.init": "reward", "output": "runs/critic"}
+        ppo.run(config(project, {"path": "encoder"}, **changes), QUIET)

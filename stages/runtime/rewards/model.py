@@ -21,12 +21,20 @@ from stages.data.records import Prompt, PromptLike, Response, prompt_text
 from stages.data.templates import Codec
 from stages.errors import ConfigError
 from stages.models.forward import scores
-from stages.models.load import max_positions
+from stages.models.load import (
+    Loading,
+    load_reward,
+    load_tokenizer,
+    load_whole,
+    max_positions,
+    reads_whole,
+)
 from stages.models.network import Network
-from stages.runtime.rewards.texts import Absent, Answer, Score
+from stages.runtime.rewards.encoder import TOO_LONG, Encoder
+from stages.runtime.rewards.texts import Absent, Answer, Score, Scorer
+from stages.runtime.start import own_codec
 
 UNKNOWN = "none of its text is known to the tokenizer of the reward model"
-TOO_LONG = "the answer is longer than the positions of the reward model"
 NOTHING = "neither prompt nor answer has a token"
 NO_TEXT = "it holds token ids that are no text in the policy's tokenizer"
 
@@ -106,6 +114,19 @@ def read_scores(network: Network, examples: Sequence[Example], budget: int) -> l
         for n, score in zip(rows, scores(network, batch).tolist(), strict=True):
             found[int(n)] = score
     return found
+
+
+def opened(source: str, loading: Loading, budget: int) -> Scorer:
+    """A reward model as a scorer of texts.
+
+    Raises:
+        CheckpointError: it cannot be used.
+    """
+    if reads_whole(source, loading.trust_remote_code):
+        tokenizer = load_tokenizer(source, trust_remote_code=loading.trust_remote_code)
+        return Encoder(load_whole(source, loading).freeze(), tokenizer, budget)
+    codec = own_codec(source, trust_remote_code=loading.trust_remote_code)
+    return Reader(load_reward(source, loading).freeze(), codec, budget)
 
 
 def require_readable(codec: Codec, prompts: Iterator[PromptLike], source: str, key: str) -> None:
