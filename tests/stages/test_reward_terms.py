@@ -267,6 +267,7 @@ def test_an_encoder_may_be_the_reward_but_no_critic(project: Project) -> None:
     row = rows("runs/ppo", "train")[0]
     assert row["score/model_missing"] == 0.0
     assert row["objective/score"] == row["score/model"]
+    changes = {"critic.init": "reward", "output": "runs/critic"}
+    as_critic = config(project, {"path": "encoder"}, **changes)
     with pytest.raises(ConfigError, match="vocabulary"):
-        changes = {"critic.init": "reward", "output": "runs/critic"}
-        ppo.run(config(project, {"path": "encoder"}, **changes), QUIET)
+        ppo.run(as_critic, QUIET)
