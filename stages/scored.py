@@ -32,7 +32,6 @@ from stages.runtime.rewards.texts import Scorer
 from stages.terms import plain_scorer
 
 BUDGET = 8192  # tokens of a reading pass
-NO_RUN = {"normalise": False}
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,7 @@ class Reward:
         """
         asked = [item for item, row in zip(items, rows, strict=True) for _ in row]
         answers = [answer for row in rows for answer in row]
+        # Without the moments of a run, normalised terms stay as they are.
         judging = judge(self.terms, self.texts, asked, self.codec, {}, learn=False)
         raw = torch.zeros(len(answers), len(self.terms), dtype=torch.float64)
         judged = torch.ones(raw.shape, dtype=torch.bool)
@@ -94,7 +94,7 @@ class Reward:
 def opened(
     terms: tuple[Placed, ...], of_ids: Sequence[str], codec: Codec, loading: Loading, asked: Store
 ) -> Reward:
-    """Open the terms of a reward; none is normalised, for there is no run to normalise over.
+    """Open the terms of a reward.
 
     Args:
         terms: of the reward.
@@ -119,8 +119,7 @@ def opened(
             prompts = (item.prompt for item in asked)
             require_readable(start.own_codec(term.path), prompts, term.path, key)
         texts[name] = open_model(term.path, loading, BUDGET)
-    plain = (each._replace(term=each.term.model_copy(update=NO_RUN)) for each in terms)
-    return Reward(tuple(plain), codec, ids, texts)
+    return Reward(terms, codec, ids, texts)
 
 
 def require_finite(scores: np.ndarray, reward: str) -> None:

@@ -19,7 +19,7 @@ from stages.answer_figures import Diversity, mean_interval
 from stages.answers import Drawing
 from stages.batch import Group
 from stages.comparison import Names
-from stages.config import ModelReward, RuleReward
+from stages.config import ModelReward, PythonReward, RuleReward
 from stages.config.rewards import placed
 from stages.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
 from stages.evaluate import PolicyOptions, RewardOptions, of_policy, of_reward
@@ -30,6 +30,7 @@ from stages.sample import SampleOptions
 from tests.families import save_tiny
 from tests.stages.project import (
     END_ID,
+    PROMPTS,
     RANKINGS,
     TOKENIZER,
     Listener,
@@ -411,6 +412,15 @@ def test_weighted_terms_add_up_and_rules_need_no_model(project: Project) -> None
     assert found["score"]["mean"] == pytest.approx(expected, rel=1e-9)
     alone = of_prompts(Names("base", None, placed((rule,))))
     assert alone["score"]["mean"] == pytest.approx(2.0 * np.mean(ruled), rel=1e-9)
+
+
+def test_a_python_reward_reads_the_fields_of_the_prompts_lines(project: Project) -> None:
+    code = "def score(prompts, answers, records):\n    return [r['worth'] for r in records]\n"
+    Path("worth.py").write_text(code)
+    project.write("worth.jsonl", [{**line, "worth": n} for n, line in enumerate(PROMPTS)])
+    terms = placed(PythonReward(type="python", path="worth.py"))
+    options = PolicyOptions(Names("base", None, terms), "worth.jsonl", drawing=Drawing(2, 2))
+    assert of_policy(options, QUIET)["score"]["mean"] == np.mean(range(len(PROMPTS)))
 
 
 def test_without_a_run_no_term_is_normalised_and_that_is_said(
