@@ -52,6 +52,7 @@ def run(config: StageConfig, reporter: Reporter, *, dump: str | None = None) -> 
             "stage": config.stage,
             "config": _config(session, config),
             "models": {model.role: _model(model, known) for model in known.models},
+            **({"reward": terms.told(config, text)} if isinstance(config, OnlineConfig) else {}),
             "text": _text(text),
             "data": _data(known),
             "batches": budget.batches(known),

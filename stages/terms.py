@@ -17,7 +17,7 @@ from stages.config import (
     PythonReward,
     RuleReward,
 )
-from stages.config.rewards import Placed
+from stages.config.rewards import Placed, without_secrets
 from stages.data.store import Splits
 from stages.errors import ConfigError
 from stages.models.folder import Identity, model_folder, read_identity
@@ -106,6 +106,21 @@ def need_fields(config: OnlineConfig) -> bool:
         or (isinstance(term, RuleReward) and term.rule == "exact_match")
         for _, _, term in config.terms
     )
+
+
+def told(config: OnlineConfig, text: start.Text) -> dict[str, dict[str, object]]:
+    """Name of each term → its type, its weight, where it is from and what it reads."""
+    found = {}
+    for _, name, term in config.terms:
+        reads = "text"
+        if isinstance(term, ModelReward | PythonReward):
+            source = term.path
+            if isinstance(term, ModelReward) and reads_ids(source, config, text):
+                reads = "token ids"
+        else:
+            source = without_secrets(term.url) if isinstance(term, HttpReward) else term.rule
+        found[name] = {"type": term.type, "from": source, "reads": reads, "weight": term.weight}
+    return found
 
 
 def require(config: OnlineConfig) -> None:

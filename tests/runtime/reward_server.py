@@ -72,6 +72,8 @@ def serving(
         def _send(self, status: int, content: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
+            if status == 429:
+                self.send_header("Retry-After", "3600")
             self.end_headers()
             for n in range(len(content) if drip else 0):
                 self.wfile.write(content[n : n + 1])

@@ -22,6 +22,7 @@ ANSWERS = [answer(text, f"q{n}", n=n) for n, text in enumerate(("a", "bb", "ccc"
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "BACKOFF", 0.01)
+    monkeypatch.setattr(http, "LONGEST", 0.01)
 
 
 def ask(url: str, answers: Any = ANSWERS, **keys: Any) -> Any:
@@ -74,6 +75,8 @@ def test_no_answer_to_judge_asks_nothing() -> None:
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_status_that_may_pass_is_asked_again(status: int) -> None:
+    """The server of the tests asks with 429 to be left alone for an hour."""
+
     def reply(n: int, body: dict[str, Any]) -> Reply:
         return (status, b"later") if n < 2 else lengths(n, body)
 

@@ -240,6 +240,11 @@ def test_check_shows_every_reward_model_and_a_run_may_not_write_into_one(project
     reward = [{"path": "reward"}, {"path": "reward", "name": "again", "weight": -1.0}]
     report = check.run(config(project, reward), QUIET)
     assert {"reward_model", "reward_again"} <= set(report["models"])
+    known = {"type": "model", "from": "reward", "reads": "token ids"}
+    assert report["reward"] == {
+        "model": {**known, "weight": 1.0},
+        "again": {**known, "weight": -1.0},
+    }
     with pytest.raises(ConfigError, match=r"the folder of reward\.0\.path"):
         check.run(config(project, reward, output="reward"), QUIET)
 

@@ -32,9 +32,19 @@ logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 AGAIN = (429, *range(500, 600))  # what a server may answer otherwise the next time
 BACKOFF = 0.5  # seconds before the second request, doubled from then on
+LONGEST = 60.0  # seconds that a server may ask to be left alone for
 _LARGEST = 64 << 20  # bytes of an answer
 _PIECE = 1 << 16
 _SHOWN = 80  # characters of an answer in a message
+
+
+class _Patience(Retry):
+    """Asks again after the pause that the server wants, but never after hours of it."""
+
+    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
+        """Seconds that the server asks for, at most ``LONGEST``."""
+        wanted = super().get_retry_after(response)
+        return None if wanted is None else min(wanted, LONGEST)
 
 
 class _Bad(NamedTuple):
@@ -86,7 +96,7 @@ class Server:
         if parts.username is not None:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             headers |= make_headers(basic_auth=secret)
-        retries = Retry(
+        retries = _Patience(
             total=self.term.retries,
             status_forcelist=AGAIN,
             allowed_methods=None,
