@@ -315,6 +315,7 @@ def test_the_password_of_a_reward_server_reaches_no_file_and_no_message(
     folder: Path, capsys: Any
 ) -> None:
     """Told by the config as shown, by a mistake in it, and a run that reaches no server."""
+    pytest.importorskip("urllib3")
     url = "http://me:topsecret@127.0.0.1:9/score"
     reward = f"reward={{type: http, url: '{url}', retries: 0}}"
     argv = ["ppo.yaml", reward, "critic.init=policy", "output=runs/x"]

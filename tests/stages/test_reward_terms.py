@@ -16,6 +16,7 @@ from stages import check, ppo
 from stages.errors import ConfigError, Interrupted, TrainingError
 from stages.runtime.reporter import SilentReporter
 from tests.families import save_tiny
+from tests.runtime.reward_server import scores, serving
 from tests.stages.project import TOKENIZER, Listener, Project
 from tests.stages.results import assert_equal, classifier, left_behind, raw_score, rows, samples
 from tests.stages.test_resume import stopped_at
@@ -211,6 +212,21 @@ def test_a_reward_model_of_another_tokenizer_reads_the_text(
         end = [theirs.eos_token_id] if answer[-1] == 1 else []
         ids = [*asked["input_ids"], *said["input_ids"], *end]
         assert score == pytest.approx(raw_score(judge, ids), rel=1e-6)
+
+
+def test_a_server_scores_the_texts_of_a_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("urllib3")
+    seen = watch_steps(monkeypatch)
+    with serving(lambda _, body: scores([len(t) for t in body["responses"]])) as server:
+        reward = {"type": "http", "url": server.url, "concurrency": 2, "name": "judge"}
+        ppo.run(config(project, reward), QUIET)
+    told = [len(text) for body in server.bodies[:2] for text in body["responses"]]
+    assert len(told) == 6
+    assert sorted(seen[0].rollout.scores.tolist()) == sorted(map(float, told))
+    assert rows("runs/ppo", "train")[0]["score/judge"] == pytest.approx(sum(told) / 6)
+    assert {"prompt": "ab:"} in server.bodies[0]["records"] + server.bodies[1]["records"]
 
 
 @pytest.mark.parametrize(
