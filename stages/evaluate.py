@@ -20,9 +20,15 @@ from stages.config.shared import PromptData
 from stages.data import store
 from stages.data.kinds import Judged
 from stages.data.store import LoadSpec, Splits, Store
-from stages.errors import ConfigError, Interrupted
+from stages.errors import CheckpointError, ConfigError, Interrupted
 from stages.groups import read, scorer
-from stages.models.load import Loading, load_reward, max_positions, reward_config
+from stages.models.load import (
+    Loading,
+    load_reward,
+    max_positions,
+    reads_whole,
+    reward_config,
+)
 from stages.models.precision import choose
 from stages.models.source import identity_of
 from stages.pairs import Accuracies, Regret, Verdicts
@@ -114,6 +120,7 @@ def of_reward(options: RewardOptions, reporter: Reporter) -> dict[str, Any]:
         TrainingError: a score is not finite.
     """
     positions = max_positions(reward_config(options.reward, False))
+    _require_last_token(options.reward)
     _remark_critic(options.reward, reporter)
     loading = Loading(choose(options.device, options.precision))
     rankings = _told(_rankings(options, positions), reporter)
@@ -251,6 +258,20 @@ def _in_chunks(
                     do="run the same command again; nothing was written",
                 )
     reporter.end()
+
+
+def _require_last_token(name: str) -> None:
+    """Rankings are stored as ids that end where the score is read.
+
+    Raises:
+        CheckpointError: the model reads its score elsewhere, as encoders do.
+    """
+    if reads_whole(name):
+        raise CheckpointError(
+            "does not read its score at the last token, so rankings cannot be packed for it",
+            where=name,
+            do="score the file with rlhf score, or name a decoder model",
+        )
 
 
 def _remark_critic(name: str, reporter: Reporter) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import stages.evaluate
 from stages import reward_model, sample
@@ -449,6 +449,15 @@ def test_models_of_the_wrong_kind_are_refused(project: Project) -> None:
     ):
         with pytest.raises(CheckpointError, match=words):
             of_prompts(names)
+
+
+def test_an_encoder_is_not_held_against_rankings(project: Project) -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(TOKENIZER), num_hidden_layers=1, num_labels=1, **sizes)
+    BertForSequenceClassification(config).save_pretrained("encoder")
+    TOKENIZER.save_pretrained("encoder")
+    with pytest.raises(CheckpointError, match="not read its score at the last token"):
+        of_reward(RewardOptions("encoder", "judged.jsonl"), QUIET)
 
 
 def test_another_vocabulary_of_the_other_policy_is_refused(project: Project) -> None:
