@@ -17,6 +17,7 @@ from stages.data.records import Cell, Message, Row, Turns
 from stages.errors import DataError
 
 ROLES = ("system", "user", "assistant")
+WORST_RANK = 2**31 - 1  # what 32 bits hold, wherever a rank is kept
 _TOOLS = ("tool", "function", "ipython", "observation", "function_call")
 _ALIASES = {
     "human": "user",
@@ -90,6 +91,8 @@ def rank(value: object, where: str, *, first: int = 1) -> int | None:
         return None
     if given != int(given) or given < first:
         wrong(f"must be a whole number from {first} = best, not {value}", where)
+    if given > WORST_RANK:
+        wrong(f"must be {WORST_RANK} at most, not {value}", where)
     return int(given) - first + 1
 
 

@@ -80,6 +80,7 @@ KINDS = [
             Spoilt("responses[1].rank", True, f"{NUMBER} true"),
             Spoilt("responses[1].rank", 0, "must be a whole number from 1 = best, not 0"),
             Spoilt("responses[1].rank", 1.5, "must be a whole number from 1 = best, not 1.5"),
+            Spoilt("responses[1].rank", 10**20, "must be 2147483647 at most, not 1000"),
             Spoilt("responses[1].score", "high", f"{NUMBER} a string"),
             Spoilt("responses[1].score", [1], f"{NUMBER} a list"),
             Spoilt("responses[1].ids", 4, f"{LIST} a number"),
