@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+_replaced: list[dict[int, Any]] = []
+"""The handlers in whose place ours stand, the outermost first."""
+
 
 class Stopped(KeyboardInterrupt):
     """A signal ended what was going on."""
@@ -44,14 +47,17 @@ class StopRequest:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        if _may_handle():
+        if may_handle():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 self._previous[signum] = signal.signal(signum, self._ask)
+            _replaced.append(self._previous)
         return self
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
+        if self._previous in _replaced:
+            _replaced.remove(self._previous)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -80,15 +86,47 @@ def ended_by_sigterm() -> Iterator[None]:
         signal.signal(signum, signal.SIG_IGN)  # a second one would cut the clearing short
         raise Stopped(signum)
 
-    if not _may_handle():
+    if not may_handle():
         yield
         return
     previous = signal.signal(signal.SIGTERM, end)
+    _replaced.append({signal.SIGTERM: previous})
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+        _replaced.pop()
 
 
-def _may_handle() -> bool:
+def may_handle() -> bool:
+    """Whether signal handlers can be set here: Python has them in the main thread alone."""
     return threading.current_thread() is threading.main_thread()
+
+
+_masks: list[set[signal.Signals]] = []
+
+
+def _hold() -> None:
+    """A signal that comes while a process forks waits until the child has let go of handlers."""
+    ours = {signum for previous in _replaced for signum in previous}
+    _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ours))
+
+
+def _let_pass() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+
+def _let_go() -> None:
+    """A process that is forked off answers signals as it would without ours.
+
+    The pools of a user's reward end their workers by SIGTERM, and wait for ever for one that
+    takes it for a wish.
+    """
+    for previous in reversed(_replaced):
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    _replaced.clear()
+    _let_pass()
+
+
+os.register_at_fork(before=_hold, after_in_parent=_let_pass, after_in_child=_let_go)

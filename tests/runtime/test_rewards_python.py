@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from stages.errors import ConfigError, TrainingError
 from stages.runtime.rewards import python
 from stages.runtime.rewards.texts import Absent
+from stages.runtime.signals import StopRequest, ended_by_sigterm
 from tests.runtime.asked import answer, term
 
 ANSWERS = [
     answer("one", "q1", right="one"),
     answer("two", [{"role": "user", "content": "q2"}], right="2"),
 ]
+
+ANSWERS_SEEN = [answer("one", seen=[])]
 
 
 @pytest.fixture
@@ -98,10 +104,80 @@ def test_leaving_the_program_is_an_error_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (body("raise GeneratorExit"), "raised GeneratorExit"),
+        (body("return (1 / 0 for a in answers)"), "raised ZeroDivisionError"),
+        ("class E(Exception):\n    __str__ = None\n" + body("raise E"), "raised E: <E>"),
+        ("class V:\n    __repr__ = None\n" + body("return [V(), V()]"), "returned <V>"),
+        (body("raise ValueError('a\\n\\n b' * 90)"), "raised ValueError: a ba ba b"),
+        (body("import itertools; return itertools.repeat(1)"), "returned more than 2 scores"),
+    ],
+)
+def test_whatever_comes_of_a_call_is_told_in_one_line(code: str, words: str, folder: Path) -> None:
+    error = failure(code)
+    assert words in error.what
+    assert "\n" not in error.what
+    assert len(error.what) < 350
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("import os; os.chdir('/')", os.getcwd),
+        ("import torch; torch.set_grad_enabled(False)", torch.is_grad_enabled),
+        ("import torch; torch.set_default_dtype(torch.float16)", torch.get_default_dtype),
+        ("import torch; torch.set_num_threads(5)", torch.get_num_threads),
+        (
+            "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+            lambda: signal.getsignal(signal.SIGTERM),
+        ),
+        ("records[0]['seen'].append(1)", lambda: str(ANSWERS_SEEN[0].record)),
+    ],
+)
+@pytest.mark.parametrize("loading", [False, True])
+def test_what_it_changes_of_the_process_does_not_outlast_it(
+    line: str, state: Any, loading: bool, folder: Path
+) -> None:
+    before = state()
+    loaded = f"{line}\n" if loading and "records" not in line else ""
+    scored(loaded + body(f"{line}; return [1.0]"), ANSWERS_SEEN)
+    assert state() == before
+
+
+def test_a_reward_may_end_its_workers_by_a_signal_while_ours_is_held(folder: Path) -> None:
+    code = (
+        "import os, signal, time\n"
+        "def score(prompts, answers, records):\n"
+        "    worker = os.fork()\n"
+        "    if not worker:\n"
+        "        time.sleep(20)\n"
+        "        os._exit(0)\n"
+        "    os.kill(worker, signal.SIGTERM)\n"
+        "    return [os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])] * len(answers)\n"
+    )
+    with ended_by_sigterm(), StopRequest():
+        assert scored(code) == [-signal.SIGTERM] * 2
+        assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN)
+
+
+def test_a_process_that_it_forks_and_lets_return_ends_there(folder: Path) -> None:
+    scored("import os, time\n" + body("os.fork(); return [1] * len(answers)"))
+    with open("ends", "a") as file:
+        file.write("once ")
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+    assert Path("ends").read_text() == "once "
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("return [1.0]", ["returned 1 scores for 2 answers"]),
-        ("return [1, 2, 3]", ["returned 3 scores for 2 answers"]),
+        ("return [1, 2, 3]", ["returned more than 2 scores for 2 answers"]),
         ("return None", ["returned None for 2 answers"]),
         ("return 'ab'", ["returned 'ab' for 2 answers"]),
         ("return [1, float('nan')]", ["returned nan", '("q2")']),

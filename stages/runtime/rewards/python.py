@@ -6,6 +6,7 @@ standard output may hold a result that is read by a program.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import os
@@ -13,17 +14,26 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from stages.config.problems import suggestion
 from stages.config.rewards import Placed, PythonReward
 from stages.data.records import to_json
 from stages.errors import ConfigError, RlhfError
+from stages.runtime.rewards.foreign import as_found
 from stages.runtime.rewards.texts import Absent, Answer, Score, Scorer, failed, told
 
 Function = Callable[[list, list, list], Any]
+
+
+class _Returned(NamedTuple):
+    """What the function returned, and the values read out of it; None where it holds none."""
+
+    whole: Any
+    values: list[Any] | None
 
 
 def scorer(placed: Placed, function: Function) -> Scorer:
@@ -85,9 +95,9 @@ def _run(placed: Placed, term: PythonReward) -> ModuleType:
     if (beside := str(path.resolve().parent)) not in sys.path:
         sys.path.append(beside)  # what it imports may lie beside it
     try:
-        with _stdout_is_stderr(), _no_bytecode():
+        with _stdout_is_stderr(), _no_bytecode(), as_found():
             exec(code, vars(module))
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         raise ConfigError(
             f"raised {_named(error)} when it was loaded",
             where=_place(error, path),
@@ -127,32 +137,28 @@ def _scored(placed: Placed, function: Function, answers: Sequence[Answer]) -> li
     term = placed.term
     assert isinstance(term, PythonReward)
     place = f"{term.path}:{_line_of(function)}"
-    values = _called(placed, function, answers)
-    try:
-        listed = None if isinstance(values, str | bytes | dict) else list(values)
-    except TypeError:
-        listed = None
+    returned, listed = _called(placed, function, answers)
     if listed is None:
         raise failed(
             placed,
-            f"returned {_shown(values)} for {_counted(answers)}",
+            f"returned {_shown(returned)} for {_counted(answers)}",
             where=place,
             do="let it return a list with a number or None for each answer",
         )
     if len(listed) != len(answers):
         raise failed(
             placed,
-            f"returned {len(listed)} scores for {_counted(answers)}",
+            f"returned {_number(listed, len(answers))} scores for {_counted(answers)}",
             where=place,
             do="let it return a list with a number or None for each answer, in their order",
         )
     return [_score(placed, v, a, place) for v, a in zip(listed, answers, strict=True)]
 
 
-def _called(placed: Placed, function: Function, answers: Sequence[Answer]) -> Any:
+def _called(placed: Placed, function: Function, answers: Sequence[Answer]) -> _Returned:
     try:
         return _call(function, answers)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         if isinstance(error, RlhfError):
             raise
         term = placed.term
@@ -165,13 +171,31 @@ def _called(placed: Placed, function: Function, answers: Sequence[Answer]) -> An
         ) from error
 
 
-def _call(function: Function, answers: Sequence[Answer]) -> Any:
-    with _stdout_is_stderr():
-        return function(
+def _call(function: Function, answers: Sequence[Answer]) -> _Returned:
+    """One call, its values read out: those of a generator are the user's code as well."""
+    with _stdout_is_stderr(), as_found():
+        returned = function(
             [to_json(answer.prompt) for answer in answers],
             [answer.text for answer in answers],
-            [dict(answer.record) for answer in answers],
+            [copy.deepcopy(dict(answer.record)) for answer in answers],
         )
+        return _Returned(returned, _values(returned, len(answers) + 1))
+
+
+def _values(returned: Any, most: int) -> list[Any] | None:
+    """The first values of what was returned, which may have no end; None where it holds none."""
+    if isinstance(returned, str | bytes | dict):
+        return None
+    try:
+        iterator = iter(returned)
+    except TypeError:
+        return None
+    return list(islice(iterator, most))
+
+
+def _number(listed: Sequence[Any], wanted: int) -> str:
+    """How many values there are, as far as they were read."""
+    return f"more than {wanted}" if len(listed) > wanted else str(len(listed))
 
 
 def _blamed(function: Function, answers: Sequence[Answer]) -> str:
@@ -179,7 +203,7 @@ def _blamed(function: Function, answers: Sequence[Answer]) -> str:
     for answer in answers:
         try:
             _call(function, [answer])
-        except (Exception, SystemExit):
+        except (Exception, SystemExit, GeneratorExit):
             return told(answer)
     return f"{_counted(answers)} together, the first to {told(answers[0])}"
 
@@ -189,7 +213,7 @@ def _score(placed: Placed, value: Any, answer: Answer, place: str) -> Score:
         return Absent("its function returned None")
     try:
         number = None if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except Exception:  # whatever the conversion of a class of the user's raises
         number = None
     if number is None or not math.isfinite(number):
         raise failed(
@@ -206,12 +230,21 @@ def _counted(answers: Sequence[Answer]) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return _short(repr, value)
 
 
 def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = _short(str, error, most=200)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _short(write: Callable[[Any], str], value: object, most: int = 60) -> str:
+    """A value in one short line; one that cannot be written is named by its type."""
+    try:
+        text = " ".join(write(value).split())
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _place(error: BaseException, path: Path) -> str:
