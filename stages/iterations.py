@@ -81,7 +81,7 @@ class Loop:
         session.reporter.begin(
             config.stage, total=total, unit="iterations", done=progress.iteration
         )
-        if session.resume_from is None:
+        if self._lacks_evaluation:
             self.evaluate()
         while not self.finished or self.rollout is not None:
             if self.rollout is None:
@@ -198,6 +198,7 @@ class Loop:
         iteration = self.session.progress.iteration
         sampled.require_figures(figures, f"iteration {iteration}")
         row = self.session.log("eval", figures, iteration=iteration)
+        self.session.progress.stage["evaluated"] = iteration
         self.session.reporter.advance(iteration, row)
 
     def show_samples(self) -> None:
@@ -286,6 +287,14 @@ class Loop:
             return {}
         targets = {name: tensor.clone() for name, tensor in self.targets.items()}
         return {"rollout": self.rollout.to_tensors() | targets}  # no two share their memory
+
+    @property
+    def _lacks_evaluation(self) -> bool:
+        """Whether the evaluation of this iteration is due: at the start, or where it failed."""
+        progress = self.session.progress
+        due = progress.iteration % self.config.evaluate.every == 0 or self.finished
+        evaluated = progress.stage.get("evaluated")
+        return self.rollout is None and due and evaluated != progress.iteration
 
     @property
     def _out_of_steps(self) -> bool:

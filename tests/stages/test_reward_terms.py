@@ -175,6 +175,26 @@ def test_a_term_that_fails_stops_the_run_with_its_state_saved(
     assert_equal(left_behind("runs/ppo"), left_behind("runs/whole"))
 
 
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_an_evaluation_that_a_reward_failed_in_is_made_good_on_resume(
+    fails_at: int, project: Project
+) -> None:
+    """The first call evaluates, the second judges a rollout, the third evaluates again."""
+    good = "def score(p, a, r):\n    return [float(len(x)) for x in a]\n"
+    bad = f"n = 0\ndef score(p, a, r):\n    global n\n    n += 1\n    assert n < {fails_at}\n"
+    reward = {"type": "python", "path": "mine.py", "normalise": True}
+    changes = {"data.eval": 0.3, "evaluate.every": 1}
+    (project.folder / "mine.py").write_text(good)
+    ppo.run(config(project, reward, output="runs/whole", **changes), QUIET)
+    (project.folder / "mine.py").write_text(bad + good.splitlines()[1] + "\n")
+    with pytest.raises(TrainingError, match="AssertionError"):
+        ppo.run(config(project, reward, **changes), QUIET)
+    (project.folder / "mine.py").write_text(good)
+    ppo.run(config(project, reward, **changes), QUIET, resume=True)
+    assert_equal(rows("runs/ppo"), rows("runs/whole"))
+    assert_equal(left_behind("runs/ppo"), left_behind("runs/whole"))
+
+
 def test_records_are_the_lines_of_the_prompts(project: Project) -> None:
     lines = [{"prompt": "ab:", "answer": "c", "n": 1.5}, {"prompt": "b:", "answer": ["d", "e"]}]
     project.write("asked.jsonl", lines)
