@@ -6,13 +6,17 @@ Where there is no step to finish, the first one ends the work too, by an excepti
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+SOON = 0.02  # seconds, in which a finaliser is over
 
 _replaced: list[dict[int, Any]] = []
 """The handlers in whose place ours stand, the outermost first."""
@@ -51,9 +55,12 @@ class StopRequest:
             for signum in (signal.SIGINT, signal.SIGTERM):
                 self._previous[signum] = signal.signal(signum, self._ask)
             _replaced.append(self._previous)
+        self._heard = _heard(self._forget)
+        self._heard.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._heard.__exit__(None, None, None)
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
         if self._previous in _replaced:
@@ -77,6 +84,9 @@ class StopRequest:
         if not self.patient:
             raise Stopped(signum)
 
+    def _forget(self) -> None:
+        self.signum = 0
+
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
@@ -92,10 +102,36 @@ def ended_by_sigterm() -> Iterator[None]:
     previous = signal.signal(signal.SIGTERM, end)
     _replaced.append({signal.SIGTERM: previous})
     try:
-        yield
+        with _heard(lambda: signal.signal(signal.SIGTERM, end)):
+            yield
     finally:
         signal.signal(signal.SIGTERM, previous)
         _replaced.pop()
+
+
+@contextmanager
+def _heard(forget: Callable[[], object]) -> Iterator[None]:
+    """A stop that is raised in a finaliser, where Python drops it, is asked for again soon.
+
+    Args:
+        forget: makes the handler take the signal for the first one again.
+    """
+    before = sys.unraisablehook
+
+    def hook(lost: Any) -> None:
+        if not isinstance(lost.exc_value, Stopped):
+            before(lost)
+            return
+        forget()
+        again = threading.Timer(SOON, _thread.interrupt_main, (lost.exc_value.signum,))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def may_handle() -> bool:
