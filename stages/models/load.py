@@ -319,6 +319,13 @@ def _from_pretrained(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, by name
         )
+    except (TypeError, AttributeError, KeyError) as error:  # from what stands in its small files
+        raise CheckpointError(
+            f"its generation_config.json or config.json cannot be understood "
+            f"({_first_line(error)})",
+            where=source,
+            do="mend the file, copy the folder anew, or run the stage that made it again",
+        ) from error
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"its weights cannot be loaded ({_first_line(error)})",

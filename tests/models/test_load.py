@@ -109,6 +109,12 @@ def test_a_broken_config_is_refused_with_its_place(text, policy):
     assert "config.json" in refused(policy_of, policy).where
 
 
+@pytest.mark.parametrize("text", ["[1]", "3", "null"])
+def test_generation_settings_that_are_no_object_are_refused_by_name(text, policy):
+    (policy / "generation_config.json").write_text(text)
+    refused(policy_of, policy, "generation_config.json")
+
+
 @pytest.mark.parametrize("load", [policy_of, headed])
 def test_missing_weights_are_refused(load, policy):
     (policy / "model.safetensors").unlink()
