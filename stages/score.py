@@ -64,6 +64,9 @@ class ScoreOptions:
     trust_remote_code: bool = False
 
 
+_SCALE = 2.0**-60  # exact, and sums of the largest numbers stay finite
+
+
 class Line(NamedTuple):
     """A line to be written: its fields, and the answers that they hold."""
 
@@ -73,7 +76,10 @@ class Line(NamedTuple):
 
 @dataclass
 class Tally:
-    """What was written: lines, answers and, for each term and the whole, scores and their sum."""
+    """What was written: lines, answers and, for each term and the whole, scores and their sum.
+
+    The sums are of scores times ``_SCALE``.
+    """
 
     lines: int = 0
     answers: int = 0
@@ -85,12 +91,12 @@ class Tally:
         """Scores of a term, or of the whole under no name."""
         there = [score for score in scores if score is not None]
         self.counts[name] += len(there)
-        self.sums[name] += sum(there)  # type: ignore[assignment]
+        self.sums[name] += sum(score * _SCALE for score in there)  # type: ignore[assignment]
 
     def figures(self, name: str) -> dict[str, Any]:
         """Mean of a term's scores, and how many answers have none."""
         count = self.counts[name]
-        mean = self.sums[name] / count if count else None
+        mean = self.sums[name] / count / _SCALE if count else None
         return {"mean": mean, "missing": self.answers - count}
 
 

@@ -81,6 +81,16 @@ def test_several_terms_are_weighed_and_told_apart(capsys: Any) -> None:
     assert second["responses"][0]["score"] == -1.0
 
 
+def test_the_mean_of_scores_whose_sum_no_number_holds_is_their_mean(capsys: Any) -> None:
+    Path("far.yaml").write_text(
+        "reward: {type: rule, rule: length, target: 1, name: far, weight: 1.0e+308}"
+    )
+    lines = [{"prompt": "a", "response": "bc"}] * 3
+    Path("far.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [told] = scored(capsys, "far.yaml", "far.jsonl", "--output", "o.jsonl", "--json")
+    assert told["mean"] == pytest.approx(-1e308)
+
+
 def test_an_answer_without_a_judgement_has_null(capsys: Any) -> None:
     Path("none.yaml").write_text("{type: rule, rule: exact_match, field: note}")
     assert main(["score", "none.yaml", "lines.jsonl", "--output", "out.jsonl", "--json"]) == 0
