@@ -137,6 +137,12 @@ def test_a_server_that_drips_its_answer_is_given_up_in_time() -> None:
     assert "did not answer within 0.2 seconds" in error.what
 
 
+def test_an_answer_that_is_too_large_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_LARGEST", 100)
+    error = failure(lambda n, body: (200, b" " * 1000))
+    assert "answered with more than 100 bytes" in error.what
+
+
 def test_a_server_that_is_not_there_is_named() -> None:
     with serving(lengths) as seen:
         pass

@@ -47,6 +47,10 @@ class _Patience(Retry):
         return None if wanted is None else min(wanted, LONGEST)
 
 
+class _TooLargeError(Exception):
+    """An answer longer than any list of scores."""
+
+
 class _Bad(NamedTuple):
     """What is wrong with an answer of the server."""
 
@@ -85,6 +89,9 @@ class Server:
             raise self._failed(_of_connection(error, self.term)) from None
         except TimeoutError:
             raise self._failed(_too_slow(self.term)) from None
+        except _TooLargeError:
+            what = f"answered with more than {_LARGEST} bytes"
+            raise self._failed(_Bad(what, "look at what the server sends")) from None
         found = _scores(body, self.term.protocol, answers)
         if isinstance(found, _Bad):
             raise self._failed(found)
@@ -131,7 +138,7 @@ def _read(response: urllib3.BaseHTTPResponse, seconds: float) -> bytes:
 
     Raises:
         TimeoutError: it took longer.
-        HTTPError: it is too large.
+        _TooLargeError: it is too large.
     """
     started, pieces, size = time.monotonic(), [], 0
     while piece := response.read1(_PIECE):
@@ -140,7 +147,7 @@ def _read(response: urllib3.BaseHTTPResponse, seconds: float) -> bytes:
         if time.monotonic() - started > seconds:
             raise TimeoutError
         if size > _LARGEST:
-            raise urllib3.exceptions.HTTPError(f"an answer of more than {_LARGEST} bytes")
+            raise _TooLargeError
     return b"".join(pieces)
 
 
