@@ -1,5 +1,5 @@
 #!/bin/sh
-# SmolLM2-135M-Instruct through the three stages on real data.
+# SmolLM2-135M-Instruct through the three stages on real data, then two steps of every other method.
 #
 #     sh run.sh DATA WORK
 #
@@ -52,3 +52,36 @@ pretrain=$data/pretrain.jsonl
 "$RLHF" train-rm "$here/reward_model.yaml" "data.train='$rankings'" --resume
 "$RLHF" ppo "$here/ppo.yaml" "data.train='$prompts'" "ptx.data='$pretrain'" --resume
 "$PYTHON" "$here/../tiny/summary.py" --seconds "$(($(date +%s) - started))"
+
+method() { # WORD KEY=VALUE...: two steps from runs/sft, adapters alone
+    word=$1
+    shift
+    "$RLHF" "$word" "$here/../$(printf '%s' "$word" | tr - _).yaml" model=runs/sft "output=runs/$word" \
+        data.eval=null data.as_messages=true data.max_prompt_tokens=64 data.overlong=truncate \
+        lora.rank=8 train.max_steps=2 train.tokens_per_micro_batch=2048 train.learning_rate=1e-4 \
+        --resume "$@"
+}
+
+ranked() { # WORD KEY=VALUE...: a method that learns from rankings
+    word=$1
+    shift
+    method "$word" "data.train='$rankings'" data.max_response_tokens=96 data.limit=16 \
+        train.batch_size=4 "$@"
+}
+
+scored() { # WORD KEY=VALUE...: a method that learns from the reward model
+    word=$1
+    shift
+    method "$word" "data.train='$prompts'" data.limit=16 reward.path=runs/reward_model \
+        train.batch_size=8 rollout.batch_size=8 rollout.max_new_tokens=32 "$@"
+}
+
+ranked dpo
+ranked odpo odpo.offset=rank
+ranked kto
+ranked orpo
+ranked simpo
+scored grpo grpo.group_size=4
+scored rloo rloo.group_size=4
+scored reinforce
+scored online-dpo
