@@ -19,8 +19,8 @@ from stages.config.rewards import Placed
 from stages.data.kinds import PromptItem
 from stages.data.templates import Codec
 from stages.errors import RlhfError, TrainingError
-from stages.functional.moments import Moments, joined, standardised
 from stages.models.generate import Answer as Sampled
+from stages.moments import Moments, joined, standardised
 from stages.runtime.rewards.texts import Absent, Answer, Score, Scorer, told
 
 Kept = dict[str, list[float]]  # name of a term → the moments of its scores, as JSON keeps them

@@ -145,7 +145,7 @@ BREAKS = [
     Break("equal scores are right", "ranking", "(difference > 0)", "(difference >= 0)"),
     Break("pairs weigh the same", "ranking", 'if reduction == "prompt_mean":\n', "if False:\n"),
     Break("prompts without a pair counted", "ranking", "(counts > 0).sum()", "(counts >= 0).sum()"),
-    Break("wrong pairs are right", "ranking", "correct = (diffs > 0)", "correct = (diffs < 0)"),
+    Break("wrong pairs are right", "ranking", "(diffs > 0).to", "(diffs < 0).to"),
     Break("error per bin", "ranking", "sum() / diffs.numel()", "sum() / bins"),
     Break("controller's direction", "control", "kl / target - 1", "1 - kl / target"),
     Break("warm-up one step longer", "control", "max(warmup_steps - 1, 1)", "warmup_steps"),

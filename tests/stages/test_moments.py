@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from stages.functional.moments import Moments, joined, standardised
+from stages.moments import Moments, joined, standardised
 
 NUMBERS = [3.0, -1.5, 0.25, 8.0, 8.0, -2.0, 1e3]
 
