@@ -25,6 +25,7 @@ from stages.errors import (
 )
 from stages.models.precision import Arithmetic
 from stages.runtime import checkpoint, metrics, run_dir
+from stages.runtime.allocator import give_back
 from stages.runtime.disk import flush
 from stages.runtime.optim import (
     Trainee,
@@ -231,6 +232,7 @@ class Session:
     def publish(self, name: str, write: Callable[[Path], None]) -> None:
         """Write a model folder from the main process."""
         if self.world.main:
+            give_back()
             run_dir.publish(self.folder, name, write)
         self.world.wait()
 
