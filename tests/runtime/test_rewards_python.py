@@ -162,14 +162,11 @@ def test_a_reward_may_end_its_workers_by_a_signal_while_ours_is_held(folder: Pat
 
 
 def test_a_process_that_it_forks_and_lets_return_ends_there(folder: Path) -> None:
-    scored("import os, time\n" + body("os.fork(); return [1] * len(answers)"))
+    fork = "child = os.fork(); child and open('child', 'w').write(str(child))"
+    scored("import os\n" + body(f"{fork}; return [1] * len(answers)"))
     with open("ends", "a") as file:
         file.write("once ")
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
+    os.waitpid(int(Path("child").read_text()), 0)
     assert Path("ends").read_text() == "once "
 
 
