@@ -78,7 +78,7 @@ def test_special_tokens_agree_in_memory_and_in_every_saved_folder(
     reward_model.run(project.config("reward_model", model="runs/sft", **changes), QUIET)
     changes |= {"model": "runs/sft", "reward.path": "runs/reward_model"}
     ppo.run(project.config("ppo", **changes), QUIET)
-    for network in models[0].readers.networks():
+    for network in models[0].readers.networks:
         config = network.module.config
         assert (config.pad_token_id, config.eos_token_id) == (0, stops)
     folders = [path.parent for path in Path("runs").glob("*/*/config.json")]
