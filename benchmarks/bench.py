@@ -35,6 +35,7 @@ TRACKED = ("torch", "transformers")
 START = "start to first step, tiny model"
 ONE_STEP = replace(works.sft(64), name="start", size="tiny", records=32)
 SEEDS = (0, 1, 2)
+LEARNING = "learning"
 Part = tuple[str, Callable[[], None]]
 
 
@@ -57,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.spare *= time.perf_counter() - ready < 60 * options.minutes
     results["minutes"] = round((time.perf_counter() - ready) / 60, 1)
     results["set_up_minutes"] = round((ready - begun) / 60, 1)
+    if options.works == LEARNING:
+        results = json.loads(table.RESULTS.read_text(encoding="utf-8")) | {
+            name: results[name] for name in (LEARNING, "failed")
+        }
     _store(results, options.output)
     if options.output == table.RESULTS:
         table.update_page()
@@ -87,16 +92,16 @@ def _parts(results: dict[str, Any], options: argparse.Namespace, fast_bf16: bool
 
     def learn() -> None:
         place = learning.Place(BUILD / "inputs" / "tiny", BUILD / "runs" / "learning", say)
-        results["learning"] = []
-        learning.compare(place, () if options.quick else SEEDS, results["learning"])
+        results[LEARNING] = []
+        learning.compare(place, () if options.quick else SEEDS, results[LEARNING])
 
     chosen = _chosen(options, fast_bf16=fast_bf16)
-    parts: list[Part] = [] if options.quick else [("warm-up", _warm_up)]
+    parts: list[Part] = [("warm-up", _warm_up)] if chosen and not options.quick else []
     parts += [(work.name, partial(measure, work, precision)) for work, precision in chosen]
     if not options.works:
         parts.append((START, first_step))
-        if options.learning:
-            parts.append(("learning", learn))
+    if options.learning and options.works in (None, LEARNING):
+        parts.append((LEARNING, learn))
     return parts
 
 
@@ -108,12 +113,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=30, help="after which no round is repeated any more"
     )
-    parser.add_argument("--works", help="only works whose name holds this; results stay aside")
+    parser.add_argument(
+        "--works",
+        help="only works whose name holds this; results stay aside. learning: only what is "
+        "learned, in the place of what the stored results say of it",
+    )
     parser.add_argument("--no-learning", dest="learning", action="store_false")
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.spare = 0 if options.quick else options.spare
-    aside = options.quick or options.works
+    aside = options.quick or options.works not in (None, LEARNING)
     options.output = BUILD / "partial.json" if aside else table.RESULTS
     return options
 

@@ -20,6 +20,7 @@ from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import IO
 
+from rlhf_cli import failure
 from rlhf_cli.world import Member, start
 from stages.errors import ConfigError, ResourceError, RlhfError
 
@@ -189,7 +190,14 @@ def _announce_end(world: _World, member: Member) -> None:
 
 
 def _note_failure(world: _World, member: Member) -> None:
-    if member.code == 0 or world.first_failed is not None:
+    first = world.first_failed
+    if member.code == 0:
+        return
+    if first is not None:
+        # One that lost another in the middle of a sum may be done dying before that one is.
+        of_its_own = world.terminate_at < float("inf") and member.code != failure.BUG
+        if first.code == failure.BUG and of_its_own:
+            world.first_failed = member
         return
     world.first_failed = member
     if not world.signals:

@@ -102,6 +102,25 @@ def test_first_failure_gives_message_and_exit_code_and_ends_the_others(
     assert capfd.readouterr() == ("", "error: w\n")
 
 
+@pytest.mark.parametrize(("code", "told"), [(6, 6), (1, 1)])
+def test_a_process_that_lost_another_does_not_hide_why(
+    code: int, told: int, program: Any, capfd: Any
+) -> None:
+    command = program(
+        f"""
+        if rank == 1:
+            time.sleep(0.7)
+            print("error: no room", file=sys.stderr)
+            sys.exit({code})
+        print("error: another process has ended", file=sys.stderr)
+        sys.exit(1)
+        """
+    )
+    assert launch([], 2, command=command) == told
+    shown = "error: another process has ended\n" + "error: no room\n" * (code == 6)
+    assert capfd.readouterr() == ("", shown)
+
+
 def test_a_message_that_all_processes_have_is_shown_once(program: Any, capfd: Any) -> None:
     command = program(
         """
