@@ -74,7 +74,9 @@ def kind(value: object) -> str:
 
 def disagreement(key: str, message: str) -> PydanticCustomError:
     """Two keys that exclude each other; ``key``, relative to the section, is the one to look at."""
-    return PydanticCustomError("disagreement", "{message}", {"message": message, "key": key})
+    # YAML can write half of a surrogate pair, which pydantic cannot put into its message.
+    told = message.encode("utf-8", "backslashreplace").decode("utf-8")
+    return PydanticCustomError("disagreement", "{message}", {"message": told, "key": key})
 
 
 def leaves(config: Section) -> Iterator[Leaf]:

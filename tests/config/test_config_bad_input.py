@@ -393,6 +393,12 @@ CASES = {
         "reward.type",
         ["expected model, python, http or rule", '"pyton"', "did you mean python?"],
     ),
+    "half of a surrogate pair": (
+        PPO.replace("path: r", 'path: r\n  type: "\\ud800"'),
+        "8:9",
+        "reward.type",
+        ["expected model, python, http or rule", "\\ud800"],
+    ),
     "ties as a truth value": (
         REWARD + "ranking: {ties: false}\n",
         "6:17",
