@@ -13,22 +13,24 @@ import argparse
 import datetime
 import importlib.util
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks import methods_page
 from benchmarks.environments import QUIET, ROOT, TAIL, ChildFailed
 from benchmarks.surroundings import machine
 from rlhf_cli.config_file import load
 from stages.config import STAGES, OnlineConfig, PreferenceConfig
+from stages.functional.judged import best_of_n_kl, expected_choice
 
 PLACE = ROOT / "build" / "compare"
 RESULTS = methods_page.RESULTS
@@ -216,47 +218,26 @@ def judged(project: Project, method: str, taken: Taken) -> Row:
 
 
 def best_of(project: Project) -> list[Row]:
-    """True score of the answer that the reward model likes best among n of the SFT model.
-
-    The KL of that choice from the SFT model is log n − (n − 1)/n at most (Stiennon et al. 2020,
-    arXiv 2009.01325, App. G.3).
-    """
+    """True score of the answer that the reward model likes best among n of the SFT model."""
     true, most = scorer(project.folder), BEST_OF[-1]
     project.sample("sft", most)
     scored = project.folder / "answers" / f"sft-{most}-scored.jsonl"
     if not scored.is_file():
         answers, output = f"answers/sft-{most}.jsonl", f"answers/{scored.name}"
         project.rlhf("score", "runs/reward_model", answers, "--output", output)
-    prompts = [
-        [
-            (response["score"], true(line["prompt"], response["text"]))
-            for response in line["responses"]
-        ]
-        for line in read_lines(scored)
-    ]
+    lines = read_lines(scored)
+    judged = torch.tensor([[y["score"] for y in line["responses"]] for line in lines])
+    values = torch.tensor(
+        [[true(line["prompt"], y["text"]) for y in line["responses"]] for line in lines]
+    )
     return [
         {
             "n": n,
-            "kl": math.log(n) - (n - 1) / n,
-            "true_score": sum(chosen_value(p, n) for p in prompts) / len(prompts),
+            "kl": best_of_n_kl(n),
+            "true_score": float(expected_choice(judged, values, n=n).mean()),
         }
         for n in BEST_OF
     ]
-
-
-def chosen_value(answers: Sequence[tuple[float, float]], n: int) -> float:
-    """Mean value of the answer with the highest score, over all choices of n among K.
-
-        Σ_i value_(i)·C(K − i, n − 1) / C(K, n),  answers in falling order of their scores
-
-    Args:
-        answers: (score, value) of each answer.
-        n: how many are chosen, K at most.
-    """
-    ordered = sorted(answers, key=lambda pair: -pair[0])
-    k = len(ordered)
-    sums = (value * math.comb(k - i, n - 1) for i, (_, value) in enumerate(ordered, start=1))
-    return sum(sums) / math.comb(k, n)
 
 
 def scorer(folder: Path) -> Scorer:

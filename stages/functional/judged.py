@@ -22,11 +22,6 @@ def best_of_n_kl(n: int) -> float:
 def expected_best(judged: Tensor, *, n: int) -> Tensor:
     """The expected score of the best of n answers, from K ≥ n of them, without bias.
 
-        E = Σ_{i=n…K} C(i−1, n−1)/C(K, n) · s_(i),      s_(1) ≤ … ≤ s_(K)
-
-    which is the mean of the maximum over all subsets of n of the K answers. Source: Nakano et al.
-    2021, arXiv 2112.09332, App. I.
-
     Args:
         judged: ``[..., K]`` scores of independent answers to a prompt.
         n: 1 ≤ n ≤ K.
@@ -34,12 +29,31 @@ def expected_best(judged: Tensor, *, n: int) -> Tensor:
     Returns:
         ``[...]``, in units of the score.
     """
+    return expected_choice(judged, judged, n=n)
+
+
+def expected_choice(judged: Tensor, true: Tensor, *, n: int) -> Tensor:
+    """The expected true value of the answer that a judge likes best among n, without bias.
+
+        E = Σ_{i=n…K} C(i−1, n−1)/C(K, n) · v_(i),      s_(1) ≤ … ≤ s_(K)
+
+    with v_(i) the value of the answer of score s_(i): the mean over all subsets of n of the K
+    answers. Source: Nakano et al. 2021, arXiv 2112.09332, App. I.
+
+    Args:
+        judged: ``[..., K]`` scores of independent answers to a prompt.
+        true: ``[..., K]`` their true values.
+        n: 1 ≤ n ≤ K.
+
+    Returns:
+        ``[...]``, in units of the value.
+    """
     k = judged.shape[-1]
     if not 1 <= n <= k:
         raise ValueError(f"the best of {n} cannot be told from {k} answers")
     subsets = math.comb(k, n)
-    weights = judged.new_tensor([math.comb(i, n - 1) / subsets for i in range(k)])
-    return judged.sort(dim=-1).values @ weights
+    weights = true.new_tensor([math.comb(i, n - 1) / subsets for i in range(k)])
+    return true.gather(-1, judged.argsort(dim=-1)) @ weights
 
 
 def selection_regret(judged: Tensor, true: Tensor, mask: Tensor) -> Tensor:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations
-
-import pytest
 
 from benchmarks import compare, methods_page, table
 from stages.config import STAGES
@@ -39,13 +36,6 @@ RESULTS = {
         for n, kl in ((1, 0.0), (2, 0.19))
     ],
 }
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_the_best_of_n_is_averaged_over_every_choice_of_n(n: int) -> None:
-    answers = [(0.3, 5.0), (-1.0, 2.0), (2.0, 1.0), (0.9, 7.0), (0.1, -4.0)]
-    chosen = [max(choice)[1] for choice in combinations(answers, n)]
-    assert compare.chosen_value(answers, n) == pytest.approx(sum(chosen) / len(chosen))
 
 
 def test_every_method_is_compared() -> None:

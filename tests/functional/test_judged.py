@@ -11,6 +11,7 @@ import torch
 from stages.functional.judged import (
     best_of_n_kl,
     expected_best,
+    expected_choice,
     rank_utility,
     selection_regret,
     win_rate,
@@ -32,6 +33,15 @@ def test_the_best_of_one_is_the_mean_and_of_all_the_maximum() -> None:
     scores = torch.tensor([3.0, 1.0, 2.0, 10.0], dtype=torch.float64)
     assert expected_best(scores, n=1).item() == pytest.approx(4.0)
     assert expected_best(scores, n=4).item() == 10.0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_the_best_of_n_is_averaged_over_every_choice_of_n(n: int) -> None:
+    answers = [(0.3, 5.0), (-1.0, 2.0), (2.0, 1.0), (0.9, 7.0), (0.1, -4.0)]
+    chosen = [max(choice)[1] for choice in combinations(answers, n)]
+    judged, true = torch.tensor(answers, dtype=torch.float64).T
+    found = expected_choice(judged, true, n=n)
+    assert found.item() == pytest.approx(sum(chosen) / len(chosen))
 
 
 @pytest.mark.parametrize("n", [0, 4])
