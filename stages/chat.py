@@ -26,10 +26,11 @@ from stages.conversation import (
 from stages.data.incremental import IncrementalText
 from stages.data.records import PromptLike
 from stages.errors import CheckpointError, ConfigError, TrainingError
+from stages.models.configured import max_positions
 from stages.models.folder import model_folder, read_identity
 from stages.models.forward import scores
 from stages.models.generate import Sampling, generate, noise
-from stages.models.load import Loading, load_policy, load_reward, load_tokenizer, max_positions
+from stages.models.load import Loading, load_policy, load_reward, load_tokenizer
 from stages.models.network import casts_kept
 from stages.models.precision import choose
 from stages.runtime.reporter import Reporter

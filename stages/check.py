@@ -18,8 +18,9 @@ from stages.budget import Known
 from stages.config import OnlineConfig, StageConfig
 from stages.data.report import RoleReport
 from stages.inputs import Model
+from stages.models.configured import max_positions, reads_whole
 from stages.models.folder import model_folder, read_identity
-from stages.models.load import max_positions, reads_whole, verdict_of
+from stages.models.load import verdict_of
 from stages.models.precision import choose
 from stages.runtime import place, start, trackers
 from stages.runtime.processes import World

@@ -22,13 +22,8 @@ from stages.data.kinds import Judged
 from stages.data.store import LoadSpec, Splits, Store
 from stages.errors import CheckpointError, ConfigError, Interrupted
 from stages.groups import read, scorer
-from stages.models.load import (
-    Loading,
-    load_reward,
-    max_positions,
-    reads_whole,
-    reward_config,
-)
+from stages.models.configured import max_positions, reads_whole, reward_config
+from stages.models.load import Loading, load_reward
 from stages.models.precision import choose
 from stages.models.source import identity_of
 from stages.pairs import Accuracies, Regret, Verdicts

@@ -27,16 +27,9 @@ from stages.data import store
 from stages.data.store import LoadSpec, Splits, Store
 from stages.errors import CheckpointError
 from stages.models import lora
+from stages.models.configured import headed_config, is_reward_model, policy_config, reward_config
 from stages.models.folder import model_folder, read_identity
-from stages.models.load import (
-    has_residual_dropout,
-    headed_config,
-    is_reward_model,
-    load_tokenizer,
-    policy_config,
-    reward_config,
-    set_dropout,
-)
+from stages.models.load import has_residual_dropout, load_tokenizer, set_dropout
 from stages.models.network import Kind
 from stages.runtime import start
 from stages.runtime.session import Session

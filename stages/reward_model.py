@@ -23,7 +23,8 @@ from stages.data import store
 from stages.data.plan import optimiser_batch
 from stages.functional import ranking
 from stages.groups import read_all, scorer
-from stages.models.load import is_reward_model, load_reward, with_fresh_head
+from stages.models.configured import is_reward_model
+from stages.models.load import load_reward, with_fresh_head
 from stages.models.network import without_dropout
 from stages.normaliser import Normaliser
 from stages.pairs import judge

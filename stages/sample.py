@@ -19,9 +19,10 @@ from stages.data.kinds import PromptItem
 from stages.data.records import to_json
 from stages.data.templates import Codec
 from stages.errors import Interrupted
+from stages.models.configured import max_positions
 from stages.models.folder import model_folder
 from stages.models.generate import Answer
-from stages.models.load import Loading, load_policy, max_positions
+from stages.models.load import Loading, load_policy
 from stages.models.network import Network
 from stages.models.precision import choose
 from stages.runtime import start

@@ -32,7 +32,8 @@ from stages.data.records import (
     Useless,
 )
 from stages.errors import DataError, Interrupted
-from stages.models.load import Loading, reward_config
+from stages.models.configured import reward_config
+from stages.models.load import Loading
 from stages.models.precision import choose
 from stages.runtime.reporter import Reporter
 from stages.runtime.rewards.model import Reader, opened

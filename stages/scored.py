@@ -21,8 +21,9 @@ from stages.data.templates import Codec
 from stages.errors import TrainingError
 from stages.groups import read, scorer
 from stages.judges import Failure, columns, judge
+from stages.models.configured import reads_whole
 from stages.models.generate import Answer
-from stages.models.load import Loading, load_reward, reads_whole
+from stages.models.load import Loading, load_reward
 from stages.models.network import Network
 from stages.runtime import start
 from stages.runtime.processes import World

@@ -20,8 +20,9 @@ from stages.config import (
 from stages.config.rewards import Placed, without_secrets
 from stages.data.store import Splits
 from stages.errors import ConfigError
+from stages.models.configured import reads_whole
 from stages.models.folder import Identity, model_folder, read_identity
-from stages.models.load import load_tokenizer, reads_whole
+from stages.models.load import load_tokenizer
 from stages.runtime import start
 from stages.runtime.rewards import python, rule
 from stages.runtime.rewards.model import require_readable

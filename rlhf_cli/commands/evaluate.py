@@ -104,7 +104,7 @@ def evaluate(
     from stages import evaluate as figures
     from stages.answers import Drawing
     from stages.comparison import Names
-    from stages.models.load import is_reward_model
+    from stages.models.configured import is_reward_model
 
     judges = is_reward_model(model)
     named = {"--reward": reward, "--against": against}

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from stages.config import StageConfig, preset_values
 from stages.data.templates import Codec, make_codec
 from stages.errors import CheckpointError, ConfigError
+from stages.models.configured import max_positions, read_model_config
 from stages.models.folder import Identity, model_folder, read_identity
-from stages.models.load import Loading, load_tokenizer, max_positions, read_model_config
+from stages.models.load import Loading, load_tokenizer
 from stages.models.lora import attach, is_adapted, save_adapter
 from stages.models.network import Kind, Network
 from stages.models.save import apply_special_tokens, choose_pad, save_model

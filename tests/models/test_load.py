@@ -13,17 +13,19 @@ from transformers import AutoModelForSequenceClassification, BertConfig, BertMod
 
 from stages.errors import CheckpointError, ConfigError, RlhfError
 from stages.models import precision
+from stages.models.configured import (
+    is_reward_model,
+    max_positions,
+    read_model_config,
+    reward_config,
+)
 from stages.models.folder import Identity, model_folder, write_identity
 from stages.models.load import (
     Loading,
     has_residual_dropout,
-    is_reward_model,
     load_policy,
     load_reward,
     load_tokenizer,
-    max_positions,
-    read_model_config,
-    reward_config,
     with_fresh_head,
 )
 from stages.models.network import score_head, without_dropout

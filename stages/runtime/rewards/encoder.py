@@ -13,7 +13,7 @@ import torch
 
 from stages.data.plan import micro_batches
 from stages.data.records import PromptLike, to_json
-from stages.models.load import max_positions
+from stages.models.configured import max_positions
 from stages.models.network import Network
 from stages.runtime.rewards.texts import Absent, Answer, Score
 

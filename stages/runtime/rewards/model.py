@@ -20,15 +20,9 @@ from stages.data.plan import micro_batches
 from stages.data.records import Prompt, PromptLike, Response, prompt_text
 from stages.data.templates import Codec
 from stages.errors import ConfigError
+from stages.models.configured import max_positions, reads_whole
 from stages.models.forward import scores
-from stages.models.load import (
-    Loading,
-    load_reward,
-    load_tokenizer,
-    load_whole,
-    max_positions,
-    reads_whole,
-)
+from stages.models.load import Loading, load_reward, load_tokenizer, load_whole
 from stages.models.network import Network
 from stages.runtime.rewards.encoder import TOO_LONG, Encoder
 from stages.runtime.rewards.texts import Absent, Answer, Score, Scorer
