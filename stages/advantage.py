@@ -7,13 +7,27 @@ The rollout of all processes is here as a whole, so whitening sees every token o
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from stages.config import PpoConfig
+from stages.config.episodes import ScoreRules
 from stages.functional.masking import masked, masked_mean, masked_sum, whiten
 from stages.functional.returns import after_last_mask, gae, process_scores, shape_rewards
 from stages.functional.value import explained_variance
 from stages.rollout import Rollout
 from stages.rollout_method import Estimated
 from stages.sampled import answer_figures
+
+
+def ruled_scores(rollout: Rollout, rules: ScoreRules) -> Tensor:
+    """The scores ``[B]`` after the clip and the rule for unfinished answers."""
+    return process_scores(
+        rollout.scores,
+        rollout.ended,
+        clip=rules.clip,
+        subtract=rules.missing_eos.subtract,
+        replace=rules.missing_eos.replace,
+    )
 
 
 def estimate(rollout: Rollout, config: PpoConfig, *, kl_coef: float) -> Estimated:
@@ -29,13 +43,7 @@ def estimate(rollout: Rollout, config: PpoConfig, *, kl_coef: float) -> Estimate
         slot more per row where the score is placed after the last token; all ``[B, T]``.
     """
     mask = rollout.mask
-    score = process_scores(
-        rollout.scores,
-        rollout.ended,
-        clip=config.score.clip,
-        subtract=config.score.missing_eos.subtract,
-        replace=config.score.missing_eos.replace,
-    )
+    score = ruled_scores(rollout, config.score)
     shaped = shape_rewards(
         rollout.logp_old,
         rollout.logp_ref,

@@ -21,9 +21,9 @@ from stages.errors import CheckpointError
 from stages.functional.divergence import kl_estimate
 from stages.functional.judged import win_rate
 from stages.groups import read
+from stages.models.configured import max_positions as positions_of
 from stages.models.configured import policy_config, reads_whole, reward_config
 from stages.models.load import Loading, load_policy
-from stages.models.load import max_positions as positions_of
 from stages.models.network import Network
 from stages.models.source import identity_of
 from stages.references import answer_logps

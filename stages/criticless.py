@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stages import methods
+from stages.advantage import ruled_scores
 from stages.config import CriticlessConfig, GrpoConfig, OnlineDpoConfig, ReinforceConfig
 from stages.config.episodes import Kl
 from stages.functional.control import ema
@@ -25,7 +26,7 @@ from stages.functional.pairwise import pair_table, pairwise_loss
 from stages.functional.policy_gradient import policy_diagnostics
 from stages.functional.ranking import ranking_denominator
 from stages.functional.reinforce import reinforce_loss
-from stages.functional.returns import process_scores, shape_rewards
+from stages.functional.returns import shape_rewards
 from stages.minibatch import per_token
 from stages.rollout import Rollout, Targets
 from stages.rollout_method import Estimated
@@ -149,13 +150,7 @@ def figures(sums: Mapping[str, float]) -> dict[str, float]:
 
 def _rewards(rollout: Rollout, config: CriticlessConfig, kl_coef: float) -> Tensor:
     """R of each answer, ``[B]``: its score after the rules and, where it is there, the KL."""
-    score = process_scores(
-        rollout.scores,
-        rollout.ended,
-        clip=config.score.clip,
-        subtract=config.score.missing_eos.subtract,
-        replace=config.score.missing_eos.replace,
-    )
+    score = ruled_scores(rollout, config.score)
     if not isinstance(config.kl, Kl):
         return score
     shaped = shape_rewards(
