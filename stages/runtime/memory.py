@@ -19,6 +19,8 @@ WORDS = ("allocate memory", "out of memory", "bad_alloc", f"(os error {errno.ENO
 PARTS = {
     "stages.data": "reading the data",
     "stages.models.load": "loading a model",
+    "stages.models.source": "loading a model",
+    "stages.models.configured": "loading a model",
     "stages.models.save": "saving a model",
     "stages.runtime.checkpoint": "the training state on disk",
     "stages.runtime.optim": "an optimiser step",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import resource
@@ -240,5 +241,11 @@ def test_what_was_being_done_is_told_from_the_part_at_work() -> None:
     assert "sampling and scoring answers" in told.what
     assert told.where == "ppo, after step 7"
     assert "9 bytes" in told.what
-    told = memory.explain(fail({"__name__": "stages.models.load"}), ppo_config(), 0)
-    assert "loading a model" in told.what
+    for part in ("load", "source", "configured"):
+        told = memory.explain(fail({"__name__": f"stages.models.{part}"}), ppo_config(), 0)
+        assert "loading a model" in told.what
+
+
+@pytest.mark.parametrize("part", memory.PARTS)
+def test_what_a_part_does_is_said_of_a_module_that_exists(part: str) -> None:
+    assert importlib.util.find_spec(part) is not None
