@@ -114,6 +114,12 @@ def load_reward(path: str) -> ScoreConfig:
     name, document = _document(path)
     values, places = document
     within = isinstance(values, dict) and "reward" in values
+    if not within and isinstance(values, dict) and "stage" in values:
+        raise ConfigError(
+            f"a config of {values['stage']} without a reward",
+            where=name,
+            do="name a config with reward:, a YAML file of terms or a reward model's folder",
+        )
     reward = values["reward"] if within else values
     if not within:
         places = {("reward", *place): mark for place, mark in places.items()}

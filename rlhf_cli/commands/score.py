@@ -60,6 +60,7 @@ def score(
     terms = reward_terms(reward)
     silence_libraries(debug=debug)
     from stages import score as stage_score
+    from stages.config import ModelReward, PythonReward
     from stages.data.output import opened
 
     with make_reporter(as_json=as_json, quiet=quiet) as reporter:
@@ -71,7 +72,9 @@ def score(
             reporter.note(_summary(done, "stdout"))
             return
         assert output is not None
-        with opened(Path(output).expanduser(), wanted.file, force=force) as out:
+        files = (each.term for each in terms if isinstance(each.term, ModelReward | PythonReward))
+        read = [file, reward, *(term.path for term in files)]
+        with opened(Path(output).expanduser(), read, force=force) as out:
             done = stage_score.run(wanted, reporter, out.write)
     told = {"file": file, "output": output, **done}
     print(json.dumps(told) if as_json else _summary(done, output), flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -14,17 +14,22 @@ from stages.errors import ConfigError
 
 
 @contextmanager
-def opened(path: Path, source: str, *, force: bool) -> Iterator[TextIO]:
+def opened(path: Path, sources: Sequence[str], *, force: bool) -> Iterator[TextIO]:
     """A new file, compressed where its name ends in ``.gz``, that is there only when complete.
 
     A link stays one: the file that it leads to is written.
 
+    Args:
+        path: of the new file.
+        sources: files and folders that are read for it, and never replaced.
+        force: whether a file that is there already may go.
+
     Raises:
-        ConfigError: it is there already, is the file that is read, is no regular file, or cannot
+        ConfigError: it is there already, belongs to what is read, is no regular file, or cannot
             be written.
     """
     target = Path(os.path.realpath(path))
-    _require_writable(path, target, source, force=force)
+    _require_writable(path, target, sources, force=force)
     try:
         number, name = tempfile.mkstemp(prefix=".tmp-", dir=target.parent)
     except OSError as error:
@@ -39,7 +44,7 @@ def opened(path: Path, source: str, *, force: bool) -> Iterator[TextIO]:
         Path(name).unlink(missing_ok=True)
 
 
-def _require_writable(path: Path, target: Path, source: str, *, force: bool) -> None:
+def _require_writable(path: Path, target: Path, sources: Sequence[str], *, force: bool) -> None:
     """What stands in the place of the new file is nothing, or a file that is meant to go."""
     where = f"--output {path}"
     if target.is_symlink():
@@ -50,9 +55,12 @@ def _require_writable(path: Path, target: Path, source: str, *, force: bool) -> 
     if target.exists() and not target.is_file():
         do = "give --output -, and lead standard output there"
         raise ConfigError("is a device or a pipe, which no file replaces", where=where, do=do)
-    if target.exists() and Path(source).exists() and target.samefile(source):
+    for source in map(Path, sources):
         do = "give the new file another name"
-        raise ConfigError("is the file that is read", where=where, do=do)
+        if target.exists() and source.exists() and target.samefile(source):
+            raise ConfigError("is a file that is read", where=where, do=do)
+        if source.is_dir() and target.is_relative_to(source.resolve()):
+            raise ConfigError(f"lies in {source}, which is read", where=where, do=do)
     if target.exists() and not force:
         do = "give another name, or replace it with --force"
         raise ConfigError("is there already", where=where, do=do)

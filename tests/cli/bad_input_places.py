@@ -1083,7 +1083,7 @@ TOOLS = [
         f"{CONVERT} demonstrations.jsonl --to trl --output ./demonstrations.jsonl --force",
         2,
         "--output",
-        ("is the file that is read",),
+        ("is a file that is read",),
         "another name",
     ),
     Bad(

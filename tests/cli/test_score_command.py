@@ -124,12 +124,40 @@ def test_a_file_that_is_there_is_replaced_only_when_that_is_asked(capsys: Any) -
 
 
 @pytest.mark.parametrize(
+    ("reward", "output", "words"),
+    [
+        ("rule.yaml", "lines.jsonl", "is a file that is read"),
+        ("rule.yaml", "rule.yaml", "is a file that is read"),
+        ("python.yaml", "mine.py", "is a file that is read"),
+        ("judge", "judge/config.json", "lies in judge, which is read"),
+        ("judge", "link.jsonl", "lies in judge, which is read"),
+        ("model.yaml", "judge/new.jsonl", "lies in judge, which is read"),
+    ],
+)
+def test_what_is_read_is_never_replaced(reward: str, output: str, words: str, capsys: Any) -> None:
+    Path("judge").mkdir()
+    texts = {
+        "python.yaml": "{type: python, path: mine.py}",
+        "model.yaml": "[{type: model, path: judge}]",
+        "mine.py": "def score(p, a, r):\n    return [1] * len(p)\n",
+        "judge/config.json": "{}",
+    }
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    Path("link.jsonl").symlink_to("judge/config.json")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert words in refused(capsys, 2, reward, "lines.jsonl", "--output", output, "--force")
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
         (["nowhere", "lines.jsonl"], 4, "no such folder"),
         (["nowhere.yaml", "lines.jsonl"], 2, "no such file"),
         (["bad.yaml", "lines.jsonl"], 2, "bad.yaml:1:20: reward.rule: expected length"),
         (["empty.yaml", "lines.jsonl"], 2, "expected a section"),
+        (["sft.yaml", "lines.jsonl"], 2, "sft.yaml: a config of sft without a reward"),
         (["rule.yaml", "gone.jsonl"], 3, "does not exist"),
         (["rule.yaml", "prompts.jsonl"], 3, "there is no answer to score"),
         (["rule.yaml", "lines.jsonl", "--json"], 2, "needs the lines in a file"),
@@ -140,6 +168,7 @@ def test_a_file_that_is_there_is_replaced_only_when_that_is_asked(capsys: Any) -
 def test_a_mistake_is_named(argv: list[str], code: int, words: str, capsys: Any) -> None:
     Path("bad.yaml").write_text("{type: rule, rule: lenght, target: 2}")
     Path("empty.yaml").write_text("")
+    Path("sft.yaml").write_text("{stage: sft, model: base}")
     Path("prompts.jsonl").write_text('{"prompt": "a"}\n')
     Path("python.yaml").write_text("{type: python, path: mine.py}")
     Path("mine.py").write_text("def score(p, a, r):\n    raise ValueError('no')\n")

@@ -115,6 +115,8 @@ def test_another_status_is_an_error_at_once(status: int) -> None:
         (b'{"scores": [1, NaN, 3, 4, 5]}', 'answered NaN for the prompt at p.jsonl:1 ("q1")'),
         (b'{"scores": [true, 2, 3, 4, 5]}', "answered true for the prompt"),
         (b'{"scores": [1e999, 2, 3, 4, 5]}', "answered Infinity for the prompt"),
+        (b'{"scores": [1e39, 2, 3, 4, 5]}', "answered 1e+39 for the prompt"),
+        (b'{"scores": [1, 2, 3, 4, 5], "scores": []}', "the key 'scores' is given twice"),
         (b'{"scores": [' + b"9" * 400 + b", 2, 3, 4, 5]}", "answered 999"),
     ],
 )

@@ -179,6 +179,7 @@ def test_a_process_that_it_forks_and_lets_return_ends_there(folder: Path) -> Non
         ("return 'ab'", ["returned 'ab' for 2 answers"]),
         ("return [1, float('nan')]", ["returned nan", '("q2")']),
         ("return [float('inf'), 1]", ["returned inf", '("q1")']),
+        ("return [1, -1e39]", ["returned -1e+39", '("q2")']),
         ("return [1, '2']", ["returned '2'", '("q2")']),
         ("return [1, [2]]", ["returned [2]", '("q2")']),
     ],

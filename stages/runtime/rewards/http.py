@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -23,9 +23,10 @@ import urllib3
 from urllib3.util import Retry, Timeout, make_headers
 
 from stages.config.rewards import HttpReward, Placed, without_secrets
+from stages.data.json_text import GivenTwice, unique
 from stages.data.records import to_json
 from stages.errors import TrainingError
-from stages.runtime.rewards.texts import Absent, Answer, Score, failed, told
+from stages.runtime.rewards.texts import Absent, Answer, Score, failed, is_score, told
 
 # Its notices of what is asked again hold the URL with its query.
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
@@ -168,6 +169,7 @@ def _openrlhf(answers: Sequence[Answer]) -> dict[str, Any]:
 
 _BODIES = {"plain": _plain, "openrlhf": _openrlhf}
 _SCORES = {"plain": "scores", "openrlhf": "rewards"}
+_object = partial(json.loads, object_pairs_hook=unique)
 
 
 def _scores(body: bytes, protocol: str, answers: Sequence[Answer]) -> list[Score] | _Bad:
@@ -175,7 +177,9 @@ def _scores(body: bytes, protocol: str, answers: Sequence[Answer]) -> list[Score
     key = _SCORES[protocol]
     do = f'let it answer {{"{key}": [number or null, …]}}, one for each answer in their order'
     try:
-        values = json.loads(body)[key]
+        values = _object(body)[key]
+    except GivenTwice as error:
+        return _Bad(f"answered an object in which {error}", do)
     except (ValueError, KeyError, TypeError, RecursionError):
         return _Bad(f"answered no JSON object with {key}, but {_start(body)}", do)
     if not isinstance(values, list) or len(values) != len(answers):
@@ -191,11 +195,11 @@ def _scores(body: bytes, protocol: str, answers: Sequence[Answer]) -> list[Score
 
 
 def _number(value: object) -> float | None:
-    """A finite number; None for everything else."""
+    """A number that can be a score; None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        return float(value) if math.isfinite(value) else None
+        return float(value) if is_score(value) else None
     except OverflowError:  # a whole number of hundreds of digits
         return None
 

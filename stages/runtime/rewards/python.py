@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import os
 import sys
 import traceback
@@ -24,7 +23,7 @@ from stages.config.rewards import Placed, PythonReward
 from stages.data.records import to_json
 from stages.errors import ConfigError, RlhfError
 from stages.runtime.rewards.foreign import as_found
-from stages.runtime.rewards.texts import Absent, Answer, Score, Scorer, failed, told
+from stages.runtime.rewards.texts import Absent, Answer, Score, Scorer, failed, is_score, told
 
 Function = Callable[[list, list, list], Any]
 
@@ -215,12 +214,12 @@ def _score(placed: Placed, value: Any, answer: Answer, place: str) -> Score:
         number = None if isinstance(value, str | bytes) else float(value)
     except Exception:  # whatever the conversion of a class of the user's raises
         number = None
-    if number is None or not math.isfinite(number):
+    if number is None or not is_score(number):
         raise failed(
             placed,
             f"returned {_shown(value)} for {told(answer)}",
             where=place,
-            do="let it return a finite number, or None where it has no judgement",
+            do="let it return a finite number that fp32 holds, or None where it has no judgement",
         )
     return number
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from stages.config.rewards import Placed
 from stages.data.records import PromptLike, prompt_text
 from stages.errors import TrainingError
 
+LARGEST = torch.finfo(torch.float32).max  # scores are kept in this format
 _SHOWN = 60  # characters of a prompt in a message
 
 
@@ -49,6 +52,11 @@ class Absent:
 
 Score = float | Absent
 Scorer = Callable[[Sequence[Answer]], list[Score]]
+
+
+def is_score(number: float) -> bool:
+    """Whether a number is finite, also as it is kept."""
+    return abs(number) <= LARGEST
 
 
 def told(answer: Answer) -> str:
