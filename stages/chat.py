@@ -6,15 +6,14 @@ before, so equal sessions repeat, and two policies are compared under equal nois
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from stages.batch import Ids, behind, pack
+from stages.batch import Ids
+from stages.config.rewards import Placed
 from stages.conversation import (
     Conversation,
     Form,
@@ -24,17 +23,17 @@ from stages.conversation import (
     require_system,
 )
 from stages.data.incremental import IncrementalText
-from stages.data.records import PromptLike
-from stages.errors import CheckpointError, ConfigError, TrainingError
+from stages.data.records import PromptLike, to_json
+from stages.errors import ConfigError
 from stages.models.configured import max_positions
-from stages.models.folder import model_folder, read_identity
-from stages.models.forward import scores
 from stages.models.generate import Sampling, generate, noise
-from stages.models.load import Loading, load_policy, load_reward, load_tokenizer
+from stages.models.load import Loading, load_policy
 from stages.models.network import casts_kept
 from stages.models.precision import choose
 from stages.runtime.reporter import Reporter
+from stages.runtime.rewards.texts import Answer
 from stages.runtime.start import own_codec
+from stages.text_reward import open_terms
 
 UNLIMITED = 1 << 20  # positions of a model that does not limit them
 MAX_NEW_TOKENS = 256
@@ -47,7 +46,7 @@ class ChatOptions:
 
     Attributes:
         policy: run folder, model folder or hub id.
-        reward: a reward model that reads the same ids, or None.
+        reward: the terms that score the answers; none where nothing does.
         system: the system text that a conversation begins with.
         form: how policies are asked; None = as their folders say.
         max_new_tokens: longest answer in tokens; None = 256, or half of the positions if fewer.
@@ -59,7 +58,7 @@ class ChatOptions:
     """
 
     policy: str
-    reward: str | None = None
+    reward: tuple[Placed, ...] = ()
     system: str | None = None
     form: Form | None = None
     max_new_tokens: int | None = None
@@ -80,7 +79,7 @@ class Reply(NamedTuple):
         ids: the tokens, with it.
         ended: whether it ended by itself.
         interrupted: whether the person ended it.
-        score: what the reward model says of prompt and answer; None without one, or interrupted.
+        score: what the reward says of prompt and answer; None without a judgement, or interrupted.
     """
 
     policy: str
@@ -97,24 +96,22 @@ class _Interruption(Exception):
 
 
 class Chat:
-    """A session: the conversations with one or two policies, and the reward model."""
+    """A session: the conversations with one or two policies, and the reward."""
 
     def __init__(self, options: ChatOptions, reporter: Reporter) -> None:
         """Load what the options name.
 
         Raises:
-            CheckpointError: a model cannot be used, or the reward model reads another vocabulary.
-            ConfigError: a chat template is needed and missing, or an answer leaves no room.
+            CheckpointError: a model cannot be used.
+            ConfigError: a chat template is needed and missing, an answer leaves no room, or a term
+                of the reward cannot be opened.
         """
         self.options, self.reporter = options, reporter
         self.arithmetic = choose(options.device, options.precision)
         speaker, form = self._speaker(options.policy)
-        self.reward = (
-            None
-            if options.reward is None
-            else load_reward(options.reward, Loading(self.arithmetic)).freeze()
-        )
-        half = max(self._positions(speaker) // 2, 1)
+        loading = Loading(self.arithmetic)
+        self.reward = open_terms(options.reward, loading, reporter) if options.reward else None
+        half = max(_positions(speaker) // 2, 1)
         self.max_new_tokens = options.max_new_tokens or min(MAX_NEW_TOKENS, half)
         self.conversations = [self._conversation(speaker, form)]
         self.system: str | None = None
@@ -177,7 +174,7 @@ class Chat:
         response, ids = codec.decode(told.ids), np.array(told.ids, dtype=np.int64)
         question.conversation.record(question, response)
         ended = bool(told.ids) and told.ids[-1] in codec.stop_ids
-        score = None if interrupted else self._score(question.ids, ids)
+        score = None if interrupted else self._score(question, response, ids, ended=ended)
         return Reply(source, question.prompt, response, ids, ended, interrupted, score)
 
     def set_system(self, system: str | None, *, where: str = "/system") -> None:
@@ -195,8 +192,9 @@ class Chat:
         """Let a second policy answer as well; it takes over the turns so far.
 
         Raises:
-            CheckpointError: it cannot be used, or the reward model reads another vocabulary.
-            ConfigError: it takes no system text, and there is one; or an answer leaves no room.
+            CheckpointError: it cannot be used.
+            ConfigError: it takes no system text, and there is one; a term of the reward cannot read
+                its turns; or an answer leaves no room.
         """
         speaker, form = self._speaker(source)
         other = self._conversation(speaker, form)
@@ -240,60 +238,37 @@ class Chat:
         """A conversation without turns.
 
         Raises:
-            CheckpointError: the reward model reads another vocabulary.
-            ConfigError: an answer leaves no room for a prompt.
+            ConfigError: an answer leaves no room for a prompt, or a term cannot read the turns.
         """
-        if self.options.reward is not None:
-            _require_reads(self.options.reward, speaker, self.reporter)
-        room = self._positions(speaker) - self.max_new_tokens
+        if self.reward is not None:
+            self.reward.beside(speaker.codec)
+        positions = _positions(speaker)
+        room = positions - self.max_new_tokens
         if room < 1:
             raise ConfigError(
-                f"{self.max_new_tokens} leaves no room for a prompt in {self._positions(speaker)} "
-                "positions",
+                f"{self.max_new_tokens} leaves no room for a prompt in {positions} positions",
                 where="command line: --max-new-tokens",
-                do=f"give less than {self._positions(speaker)}",
+                do=f"give less than {positions}",
             )
         return Conversation(speaker, form, room)
 
-    def _positions(self, speaker: Speaker) -> int:
-        """The longest sequence that the policy and the reward model have positions for."""
-        networks = [speaker.network, *([] if self.reward is None else [self.reward])]
-        return min(max_positions(network.module.config) or UNLIMITED for network in networks)
-
-    @torch.no_grad()
-    def _score(self, prompt: Ids, answer: Ids) -> float | None:
+    def _score(self, question: Question, text: str, ids: Ids, *, ended: bool) -> float | None:
         if self.reward is None:
             return None
-        batch = pack([behind(prompt, answer)]).to(self.reward.device)
-        score = float(scores(self.reward, batch)[0])
-        if not math.isfinite(score):
-            raise TrainingError(
-                f"the score of an answer is {score}",
-                where=str(self.options.reward),
-                do="use an earlier checkpoint of the reward model",
-            )
-        return score
-
-
-def _require_reads(reward: str, speaker: Speaker, reporter: Reporter) -> None:
-    """A reward model reads the tokens of a policy; another template is told.
-
-    Raises:
-        CheckpointError: its vocabulary is another.
-    """
-    mine, its = speaker.codec.tokenizer, load_tokenizer(reward)
-    # A stage may have given its tokenizer a pad token, which no text contains.
-    pads = {(t.pad_token, t.pad_token_id) for t in (mine, its)}
-    if (mine.get_vocab().items() ^ its.get_vocab().items()) - pads:
-        raise CheckpointError(
-            f"its vocabulary is not that of {speaker.source}",
-            where=reward,
-            do="name a reward model that comes from the same base model",
+        codec, prompt = question.conversation.speaker.codec, question.prompt
+        answer = Answer(
+            prompt=prompt,
+            text=text,
+            cut=not ended,
+            rendered=codec.decode(question.ids),
+            record={"prompt": to_json(prompt)},
+            origin="",
+            ids=tuple(ids.tolist()),
+            vocabulary=codec.vocabulary_hash,
         )
-    folder = model_folder(reward)
-    identity = read_identity(folder) if folder.is_dir() else None
-    if identity is not None and identity.template_hash != speaker.codec.template_hash:
-        reporter.warn(
-            f"{reward} was trained with another chat template, or another data.as_messages, than "
-            f"{speaker.source}: its scores may mean little"
-        )
+        return self.reward.beside(codec).judge([answer]).scores[0]
+
+
+def _positions(speaker: Speaker) -> int:
+    """The longest sequence that a policy has positions for."""
+    return max_positions(speaker.network.module.config) or UNLIMITED

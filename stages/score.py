@@ -1,23 +1,19 @@
 """``rlhf score``: the answers of a file, each with what a reward says of it.
 
 Lines are read, judged and written a few hundred at a time. A line comes back as it was, its score
-added; a record of another format comes back as a canonical line. Token ids that an answer was
-sampled with go before its text where they are of the reward model's vocabulary.
+added; a record of another format comes back as a canonical line.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
-from stages import judges, terms
-from stages.config.rewards import ModelReward, Placed
+from stages import judges
+from stages.config.rewards import Placed
 from stages.data import files, formats
 from stages.data.convert import canonical_line, json_line
 from stages.data.kinds import plain
@@ -32,17 +28,14 @@ from stages.data.records import (
     Useless,
 )
 from stages.errors import DataError, Interrupted
-from stages.models.configured import reward_config
 from stages.models.load import Loading
 from stages.models.precision import choose
 from stages.runtime.reporter import Reporter
-from stages.runtime.rewards.model import Reader, opened
-from stages.runtime.rewards.texts import Answer, Scorer
+from stages.runtime.rewards.texts import Answer
 from stages.runtime.signals import StopRequest
-from stages.scored import require_finite
+from stages.text_reward import TextReward, open_terms
 
 CHUNK = 256  # lines that are judged together
-BUDGET = 8192  # tokens of a reward model's micro-batch
 OWN = ("canonical", "labelled")  # formats whose lines come back as they are
 
 
@@ -118,13 +111,15 @@ def run(options: ScoreOptions, reporter: Reporter, write: Callable[[str], Any]) 
         DataError: the file cannot be read, or a line holds no answer.
         TrainingError: a term fails.
     """
-    scorers = _open(options, reporter)
+    arithmetic = choose(options.device, options.precision)
+    loading = Loading(arithmetic, trust_remote_code=options.trust_remote_code)
+    reward = open_terms(options.terms, loading, reporter)
     tally = Tally()
     reporter.begin("score", total=None, unit="lines")
     with StopRequest() as stop:
-        lines = _lines(options.file, tally, as_messages=_reads_turns(scorers))
+        lines = _lines(options.file, tally, as_messages=reward.reads_turns)
         while chunk := list(islice(lines, CHUNK)):
-            for text in _judged(chunk, options.terms, scorers, tally):
+            for text in _judged(chunk, reward, tally):
                 write(text)
             tally.lines += len(chunk)
             reporter.advance(tally.lines)
@@ -143,28 +138,6 @@ def run(options: ScoreOptions, reporter: Reporter, write: Callable[[str], Any]) 
         "terms": {each.name: tally.figures(each.name) for each in options.terms},
         "dropped": dict(tally.dropped.most_common()),
     }
-
-
-def _open(options: ScoreOptions, reporter: Reporter) -> dict[str, Scorer]:
-    """The terms, ready to read texts; those without a model first, as they cost nothing."""
-    found: dict[str, Any] = {each.name: terms.plain_scorer(each) for each in options.terms}
-    for each in options.terms:
-        if isinstance(each.term, ModelReward):
-            reward_config(each.term.path, options.trust_remote_code)
-        if each.term.normalise:
-            reporter.note(f"{each.key}.normalise is left out: there is no run to normalise over")
-    loading = Loading(
-        choose(options.device, options.precision), trust_remote_code=options.trust_remote_code
-    )
-    for each in options.terms:
-        if isinstance(each.term, ModelReward):
-            found[each.name] = opened(each.term.path, loading, BUDGET)
-    return found
-
-
-def _reads_turns(scorers: Mapping[str, Scorer]) -> bool:
-    """Whether a model reads a dialogue in one string as turns."""
-    return any(isinstance(each, Reader) and each.codec.as_messages for each in scorers.values())
 
 
 def _lines(name: str, tally: Tally, *, as_messages: bool) -> Iterator[Line]:
@@ -236,40 +209,20 @@ def _joined(prompt: PromptLike) -> str:
     return prompt if isinstance(prompt, str) else "\n\n".join(turn.content for turn in prompt)
 
 
-def _judged(
-    lines: Sequence[Line],
-    placed: Sequence[Placed],
-    scorers: dict[str, Scorer],
-    tally: Tally,
-) -> Iterator[str]:
+def _judged(lines: Sequence[Line], reward: TextReward, tally: Tally) -> Iterator[str]:
     """The lines as text, each answer with its score; null where no term has a judgement."""
-    answers = [answer for line in lines for answer in line.answers]
-    raw = torch.zeros((len(answers), len(placed)), dtype=torch.float64)
-    judged = torch.ones((len(answers), len(placed)), dtype=torch.bool)
-    found = {name: scorer(answers) for name, scorer in scorers.items()}
-    judges.columns(found, [each.name for each in placed], raw, judged)
-    plain_terms = [each._replace(term=_as_is(each.term)) for each in placed]
-    totals = judges.weighed(plain_terms, raw, judged, {}, learn=False).scores.tolist()
-    require_finite(np.array(totals), ", ".join(each.name for each in placed))
-    known = judged.any(dim=1).tolist()
-    scores = [total if there else None for total, there in zip(totals, known, strict=True)]
-    tally.answers += len(answers)
-    tally.add("", scores)
-    for each, column, there in zip(placed, raw.unbind(1), judged.unbind(1), strict=True):
+    verdict = reward.judge([answer for line in lines for answer in line.answers])
+    tally.answers += len(verdict.scores)
+    tally.add("", verdict.scores)
+    columns = zip(reward.terms, verdict.raw.unbind(1), verdict.judged.unbind(1), strict=True)
+    for each, column, there in columns:
         tally.add(each.name, column[there].tolist())
-    at = 0
+    told = (
+        {"score": score, **judges.of_answer(reward.terms, raw, judged)}
+        for score, raw, judged in zip(*verdict, strict=True)
+    )
     for line in lines:
-        end = at + len(line.answers)
-        told = [
-            {"score": scores[n], **judges.of_answer(placed, raw[n], judged[n])}
-            for n in range(at, end)
-        ]
-        yield json_line(_with_scores(line.fields, told))
-        at = end
-
-
-def _as_is(term: Any) -> Any:
-    return term.model_copy(update={"normalise": False})
+        yield json_line(_with_scores(line.fields, list(islice(told, len(line.answers)))))
 
 
 def _with_scores(fields: dict[str, Any], told: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ LAYERS: tuple[tuple[str, int, set[str]], ...] = (
     ("stages/answers.py", 4, set()),
     ("stages/answer_figures.py", 4, TORCH),
     ("stages/scored.py", 4, TORCH),
+    ("stages/text_reward.py", 4, TORCH),
     ("stages/comparison.py", 4, TORCH),
     ("stages/conversation.py", 4, set()),
     ("stages/sft.py", 5, HF),
@@ -100,6 +101,7 @@ STEPS = (
     "stages/answers.py",
     "stages/answer_figures.py",
     "stages/scored.py",
+    "stages/text_reward.py",
     "stages/comparison.py",
     "stages/conversation.py",
 )

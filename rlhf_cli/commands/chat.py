@@ -10,7 +10,7 @@ import typer
 from rlhf_cli.chat_input import reader
 from rlhf_cli.chat_session import ChatSession
 from rlhf_cli.commands import options
-from rlhf_cli.commands.options import require_choice, require_number
+from rlhf_cli.commands.options import require_choice, require_number, reward_terms
 from rlhf_cli.console import make_reporter, silence_libraries
 
 
@@ -18,7 +18,7 @@ def chat(
     policy: Annotated[str, typer.Argument(help="A run folder or model folder, or a hub id.")],
     reward: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--reward", metavar="REWARD", help="A reward model that scores the answers."),
+        typer.Option("--reward", metavar="REWARD", help="A reward model or a YAML file of terms."),
     ] = None,
     system: Annotated[
         Optional[str],  # noqa: UP045
@@ -50,7 +50,7 @@ def chat(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Talk to a policy; with a reward model, see what it says of the answers."""
+    """Talk to a policy; with a reward, see what it says of the answers."""
     require_choice("--form", form, ("messages", "text"))
     require_choice("--device", device, ("auto", "cpu", "cuda", "mps"))
     require_choice("--precision", precision, ("auto", "bf16", "fp32"))
@@ -58,12 +58,13 @@ def chat(
     require_number(enough, "--max-new-tokens", max_new_tokens, "1 or more")
     require_number(0 <= temperature < math.inf, "--temperature", temperature, "0 or more")
     require_number(0 < top_p <= 1, "--top-p", top_p, "above 0 and at most 1")
+    terms = () if reward is None else reward_terms(reward)
     silence_libraries(debug=debug)
     from stages.chat import Chat, ChatOptions
 
     wanted = ChatOptions(
         policy=policy,
-        reward=reward,
+        reward=terms,
         system=system,
         form=form,  # type: ignore[arg-type]
         max_new_tokens=max_new_tokens,

@@ -221,7 +221,7 @@ def test_a_pipe_ends_with_its_first_error(
         (["reward"], 4, "reward: is a reward model, and a policy is needed here"),
         (["nowhere"], 4, "nowhere: no such folder"),
         (["base", "--reward", "base"], 4, "base: has no reward head"),
-        (["bytes", "--reward", "reward"], 4, "reward: its vocabulary is not that of bytes"),
+        (["base", "--reward", "gone.yaml"], 2, "gone.yaml: no such file"),
         (["base", "--system", "a"], 2, "command line: --system: base has no chat template"),
         (["base", "--form", "messages"], 2, "command line: --form: base has no chat template"),
         (["base", "--form", "prose"], 2, "command line: --form: there is no prose"),

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import stages.sample
+from rlhf_cli.commands.options import reward_terms
 from stages.chat import Chat, ChatOptions, Reply
 from stages.config.shared import PromptData
 from stages.conversation import Question
@@ -35,6 +37,7 @@ from tests.stages.project import (
 from tests.stages.results import classifier, raw_score
 
 T = 6
+TURN_END = letter_tokenizer().convert_tokens_to_ids("<|im_end|>")
 ROOM = POSITIONS - T
 
 
@@ -54,6 +57,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 def chat(policy: str = "base", listener: Listener | None = None, **changes: Any) -> Chat:
     options = {"max_new_tokens": T, "precision": "fp64", "device": "cpu", **changes}
+    if "reward" in options:
+        options["reward"] = reward_terms(options["reward"])
     return Chat(ChatOptions(policy, **options), listener or SilentReporter())
 
 
@@ -196,8 +201,9 @@ def test_a_score_is_that_of_the_reward_model_alone() -> None:
 
 def test_a_score_that_is_no_number_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     session = chat(reward="reward")
-    monkeypatch.setattr("stages.chat.scores", lambda *_: torch.tensor([float("nan")]))
-    with pytest.raises(TrainingError, match="the score of an answer is nan"):
+    nan = torch.tensor([float("nan")])
+    monkeypatch.setattr("stages.runtime.rewards.model.scores", lambda *_: nan)
+    with pytest.raises(TrainingError, match="1 of its scores are not finite"):
         say(session, "ab:")
 
 
@@ -231,19 +237,6 @@ def test_a_text_that_does_not_fit_alone_is_refused_and_changes_nothing(policy: s
     with pytest.raises(ConfigError, match="tokens, and 250 fit beside an answer"):
         session.ask("a" * 251)
     assert [question.prompt for question in session.ask("b:")] == before
-
-
-def test_the_reward_model_s_positions_limit_a_prompt_as_well(project: Project) -> None:
-    from transformers import AutoConfig
-
-    project.model("short", kind="reward", dtype=torch.float64)
-    config = AutoConfig.from_pretrained("short")
-    config.max_position_embeddings = 20
-    config.save_pretrained("short")
-    session = chat(reward="short")
-    session.ask("a" * 14)
-    with pytest.raises(ConfigError, match="15 tokens, and 14 fit"):
-        session.ask("a" * 15)
 
 
 def test_an_answer_that_is_ended_by_the_person_keeps_what_was_said() -> None:
@@ -280,7 +273,6 @@ def test_an_answer_that_ends_by_itself_is_not_one_that_was_cut() -> None:
         ("nowhere", {}, CheckpointError, "no such folder"),
         ("base", {"reward": "other"}, CheckpointError, "has no reward head"),
         ("base", {"reward": "nowhere"}, CheckpointError, "no such folder"),
-        ("base", {"reward": "bytes"}, CheckpointError, "vocabulary is not that of base"),
         ("base", {"system": "be kind."}, ConfigError, "base has no chat template"),
         ("base", {"form": "messages"}, ConfigError, "base has no chat template"),
         ("turns", {"form": "text", "system": "a"}, ConfigError, "has no place for a system text"),
@@ -290,8 +282,6 @@ def test_an_answer_that_ends_by_itself_is_not_one_that_was_cut() -> None:
 def test_what_cannot_talk_is_refused_in_one_sentence(
     project: Project, policy: str, changes: dict[str, Any], error: type, words: str
 ) -> None:
-    if changes.get("reward") == "bytes" and not Path("bytes").exists():
-        save_tiny(project.folder / "bytes", "llama", kind="reward")
     with pytest.raises(error, match=words):
         chat(policy, **changes)
 
@@ -327,13 +317,41 @@ def test_there_is_no_other_answer_before_the_first() -> None:
         chat().ask_again()
 
 
-def test_a_reward_model_of_another_template_is_told_of(project: Project) -> None:
-    from stages import reward_model
+def test_a_reward_model_of_other_tokens_reads_the_text(project: Project) -> None:
+    save_tiny(project.folder / "bytes", "llama", kind="reward", dtype=torch.float64)
+    model, tokenizer = classifier("bytes"), AutoTokenizer.from_pretrained("bytes")
+    session = chat("base", reward="bytes")
+    for text in ("ab:", "b:"):
+        [reply] = say(session, text)
+        ids = tokenizer(text + reply.response, add_special_tokens=False).input_ids
+        end = [tokenizer.eos_token_id] if reply.ended else []
+        assert reply.score == pytest.approx(raw_score(model, ids + end), rel=1e-6)
 
-    changes = {"data.chat_template": "chatml", "data.as_messages": True, "train.max_steps": 1}
-    reward_model.run(project.config("reward_model", **changes), SilentReporter())
-    told, silent = Listener(), Listener()
-    chat("base", told, reward="runs/reward_model")
-    chat("turns", silent, reward="runs/reward_model")
-    assert any("its scores may mean little" in warning for warning in told.warnings)
-    assert silent.warnings == []
+
+def test_turns_are_read_by_the_template_of_the_reward_model_or_of_the_policy(
+    project: Project,
+) -> None:
+    plain = letter_tokenizer()
+    plain.chat_template = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
+    save_tiny(project.folder / "own", "llama", plain, kind="reward", dtype=torch.float64)
+    codec = chat("turns").conversations[0].speaker.codec
+    for reward, asked in (("reward", None), ("own", [*ids_of("ab:"), TURN_END])):
+        [reply] = say(chat("turns", reward=reward), "ab:")
+        prompt = codec.encode_prompt(reply.prompt).ids.tolist() if asked is None else asked
+        expected = raw_score(classifier(reward), prompt + drawn(reply))
+        assert reply.score == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ConfigError, match="tokenizer of bytes has no chat template"):
+        chat("turns", reward="bytes")
+
+
+def test_the_terms_of_a_file_score_an_answer(project: Project) -> None:
+    Path("mine.py").write_text(
+        "def score(prompts, answers, records):\n"
+        "    assert records == [{'prompt': prompt} for prompt in prompts]\n"
+        "    return [None if p == 'b:' else len(a) for p, a in zip(prompts, answers)]\n"
+    )
+    Path("terms.yaml").write_text("- {type: python, path: mine.py, weight: 2}")
+    session = chat("base", reward="terms.yaml")
+    asked, unjudged = say(session, "ab:", "b:")
+    assert asked.score == 2 * len(asked.response)
+    assert unjudged.score is None

@@ -132,11 +132,7 @@ def require_readable(codec: Codec, prompts: Iterator[PromptLike], source: str, k
     known = False
     for prompt in prompts:
         if codec.turns(prompt) is not None and codec.template is None:
-            raise ConfigError(
-                f"the prompts are messages, and the tokenizer of {source} has no chat template",
-                where=f"{key}.path: {source}",
-                do="put a chat template into its tokenizer_config.json, or name another model",
-            )
+            raise without_template(source, key)
         if not known:
             text = prompt_text(prompt)
             known = _is_known(codec, codec.encode_response(text, cut=True), text)
@@ -146,3 +142,12 @@ def require_readable(codec: Codec, prompts: Iterator[PromptLike], source: str, k
             where=f"{key}.path: {source}",
             do="name a reward model of the same language and writing",
         )
+
+
+def without_template(source: str, key: str) -> ConfigError:
+    """The error of a model that has to read messages, under a key of the config."""
+    return ConfigError(
+        f"the prompts are messages, and the tokenizer of {source} has no chat template",
+        where=f"{key}.path: {source}",
+        do="put a chat template into its tokenizer_config.json, or name another model",
+    )
