@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages import ppo, reward_model, sft
+from stages import actors, online, ppo, preference, reward_model, sft
 from stages.errors import CheckpointError, Interrupted
 from stages.runtime import checkpoint
 from stages.runtime.reporter import SilentReporter
@@ -19,12 +19,22 @@ from tests.stages.project import Listener, Project, rankings
 from tests.stages.results import assert_equal, checkpoints, left_behind, rows, run_json, weights
 
 QUIET = SilentReporter()
-RUNS: dict[str, Any] = {"sft": sft.run, "reward_model": reward_model.run, "ppo": ppo.run}
+RUNS: dict[str, Any] = {
+    "sft": sft.run,
+    "reward_model": reward_model.run,
+    "ppo": ppo.run,
+    "dpo": preference.run,
+    "grpo": online.run,
+    "reinforce": online.run,
+}
+ITERATED = ("ppo", "grpo", "reinforce")  # several optimiser steps on each rollout
 
 HELD_OUT = {
     "sft": [{"prompt": "ab:", "response": "zyx"}],
     "reward_model": rankings(),
     "ppo": [{"prompt": "fa:"}],
+    "dpo": rankings(),
+    "grpo": [{"prompt": "fa:"}],
     "reinforce": [{"prompt": "fa:"}],
 }
 FULL: dict[str, dict[str, Any]] = {
@@ -63,6 +73,27 @@ FULL: dict[str, dict[str, Any]] = {
         "ptx.data": "documents.jsonl",
         "ptx.coef": 0.5,
         "ptx.ratio": 1,
+        "evaluate.every": 2,
+        "log.every": 2,
+    },
+    "dpo": {
+        "model": "wet",
+        "train.max_steps": 6,
+        "train.tokens_per_micro_batch": 16,
+        "train.batch_size": 3,  # two steps an epoch, the second on one ranking
+        "train.ema_decay": 0.9,
+        "evaluate.every": 2,
+        "log.every": 4,
+    },
+    "grpo": {
+        "model": "wet",
+        "train.total_episodes": 24,
+        "train.tokens_per_micro_batch": 16,
+        "train.batch_size": 4,
+        "train.ema_decay": 0.9,
+        "rollout.batch_size": 8,
+        "grpo.group_size": 4,
+        "grpo.epochs": 2,
         "evaluate.every": 2,
         "log.every": 2,
     },
@@ -115,7 +146,7 @@ def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
-@pytest.mark.parametrize("stage", ["sft", "reward_model"])
+@pytest.mark.parametrize("stage", ["sft", "reward_model", "dpo"])
 def test_invariant_12_a_stop_after_any_step_leaves_no_trace(
     project: Project, stage: str, stop: int
 ) -> None:
@@ -169,7 +200,7 @@ def test_invariant_12_stops_after_every_single_step_leave_no_trace(project: Proj
     assert_equal(left_behind("runs/parts"), whole(project, "sft"))
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward_model", "ppo"])
+@pytest.mark.parametrize("stage", RUNS)
 def test_a_stop_asked_for_during_a_save_leaves_no_trace(
     project: Project, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,12 +239,12 @@ class Killer(Listener):
             raise Killed
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward_model", "ppo"])
+@pytest.mark.parametrize("stage", RUNS)
 def test_a_killed_run_goes_on_from_its_last_checkpoint(project: Project, stage: str) -> None:
-    every = {"checkpoint.every": 1 if stage == "ppo" else 2, "log.every": 1}
+    every = {"checkpoint.every": 1 if stage in ITERATED else 2, "log.every": 1}
     config = full(project, stage, "runs/parts", **every)
     with pytest.raises(Killed):
-        RUNS[stage](config, Killer(2 if stage == "ppo" else 5))
+        RUNS[stage](config, Killer(2 if stage in ITERATED else 5))
     log = Path("runs/parts/metrics.jsonl")
     beyond = int(checkpoints("runs/parts")[-1].name.removeprefix("step-"))
     assert rows("runs/parts")[-1]["step"] > beyond, "the log is not ahead of the checkpoint"
@@ -246,7 +277,7 @@ def test_a_damaged_checkpoint_is_refused_with_its_file(project: Project) -> None
         sft.run(config, QUIET, resume=True)
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward_model", "ppo"])
+@pytest.mark.parametrize("stage", RUNS)
 def test_a_finished_run_resumed_returns_its_stored_result_at_once(
     project: Project, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +289,7 @@ def test_a_finished_run_resumed_returns_its_stored_result_at_once(
         raise AssertionError("a finished run loads no model")
 
     for name in ("load_policy", "load_reward", "with_fresh_head"):
-        for module in (sft, reward_model, __import__("stages.actors").actors):
+        for module in (sft, reward_model, preference, actors):
             monkeypatch.setattr(module, name, refuse, raising=False)
     again = RUNS[stage](config, QUIET, resume=True)
     assert again == result
@@ -331,7 +362,7 @@ def test_a_key_that_changes_no_number_may_change(project: Project) -> None:
     assert_equal(weights(checkpoints("runs/x")[-1]), newest)
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward_model", "ppo"])
+@pytest.mark.parametrize("stage", RUNS)
 def test_a_parent_model_that_has_changed_is_refused(project: Project, stage: str) -> None:
     config = full(project, stage, "runs/x")
     with pytest.raises(Interrupted):

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.torture import kills
+
 IMPORTS = (
     "torch",
     "transformers.models.gpt2.modeling_gpt2",
@@ -23,11 +25,11 @@ IMPORTS = (
     "stages.reward_model",
     "stages.ppo",
     "stages.online",
+    "stages.preference",
     "stages.sample",
     "stages.check",
     "tests.stages.test_resume",
 )
-STAGES = ("sft", "reward_model", "ppo", "reinforce")
 SHARES = {"kills": 0.7, "fuzz": 0.3}
 
 
@@ -37,7 +39,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="for all campaigns together")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--only", choices=sorted(SHARES), help="one campaign for all of the time")
-    parser.add_argument("--stage", choices=STAGES, help="kills: of one stage, one at a time")
+    parser.add_argument("--stage", choices=kills.STAGES, help="kills: of one stage, one at a time")
     parser.add_argument("--output", help="where the JSON report goes; default: after the table")
     options = parser.parse_args()
     for name in IMPORTS:

@@ -26,8 +26,7 @@ from typing import Any
 
 from tests.torture.server import PATIENCE, Child, Ended, forked
 
-STAGES = ("sft", "reward_model", "ppo", "reinforce")
-MODULES = {"reinforce": "online"}
+STAGES = ("sft", "reward_model", "ppo", "dpo", "grpo", "reinforce")
 CHANGES: dict[str, dict[str, Any]] = {
     stage: {"train.tokens_per_micro_batch": 24, "checkpoint.every": 1, "log.every": 1}
     for stage in STAGES
@@ -243,7 +242,7 @@ def run(folder: Path, stage: str, *, resume: bool, cache: Path | None = None) ->
     from stages.errors import RlhfError
     from stages.runtime.reporter import SilentReporter
     from tests.stages.project import Project
-    from tests.stages.test_resume import FULL
+    from tests.stages.test_resume import FULL, RUNS
 
     torch.set_num_threads(1)
     os.chdir(folder)
@@ -256,8 +255,7 @@ def run(folder: Path, stage: str, *, resume: bool, cache: Path | None = None) ->
     }
     config = Project(folder).config(stage, **values)
     try:
-        module = importlib.import_module(f"stages.{MODULES.get(stage, stage)}")
-        module.run(config, SilentReporter(), resume=resume)
+        RUNS[stage](config, SilentReporter(), resume=resume)
     except RlhfError as error:
         print(error, error.do, flush=True)
         os._exit(error.exit_code)
