@@ -1,10 +1,10 @@
-"""The models that write and read answers; whether they fit together is judged in ``inputs``."""
+"""The models that write and read answers; whether they fit together is judged in ``roles``."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from stages import inputs, terms
+from stages import roles, terms
 from stages.config import OnlineConfig, PpoConfig
 from stages.config.rewards import Placed
 from stages.models import lora
@@ -36,7 +36,7 @@ def load(session: Session, config: OnlineConfig, text: start.Text) -> Readers:
     for name, network in trained.items():
         start.adopt(network, text)
         start.adapt(session, network, name)
-    if inputs.reference_shares(config):
+    if roles.reference_shares(config):
         reference = lora.without(policy, "policy")
     else:
         reference = load_policy(config.reference or config.model, loading)

@@ -12,8 +12,9 @@ import numpy as np
 from stages.config import OnlineConfig, PpoConfig, SftConfig, StageConfig
 from stages.data.plan import documents_per_step, micro_batches, optimiser_batch, steps_per_epoch
 from stages.errors import ResourceError
-from stages.inputs import Inputs, Model
+from stages.inputs import Inputs
 from stages.models.precision import Arithmetic
+from stages.roles import Model
 from stages.runtime import estimate, room
 from stages.runtime.estimate import MIB, Shape
 from stages.runtime.loop import Plan, minibatches, total_steps

@@ -13,15 +13,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stages import budget, footprint, inputs, show, terms
+from stages import budget, footprint, inputs, roles, show, terms
 from stages.budget import Known
 from stages.config import OnlineConfig, StageConfig
 from stages.data.report import RoleReport
-from stages.inputs import Model
 from stages.models.configured import max_positions, reads_whole
 from stages.models.folder import model_folder, read_identity
 from stages.models.load import verdict_of
 from stages.models.precision import choose
+from stages.roles import Model
 from stages.runtime import place, start, trackers
 from stages.runtime.processes import World
 from stages.runtime.reporter import Reporter
@@ -80,7 +80,7 @@ def _session(config: StageConfig, reporter: Reporter, scratch: Path) -> Session:
 
 
 def _known(session: Session, config: StageConfig, text: start.Text) -> Known:
-    models = inputs.models(session, config, text)
+    models = roles.models(session, config, text)
     if isinstance(config, OnlineConfig):
         terms.require(config)
     return Known.of(session, config, models, inputs.load(session, config, text))

@@ -17,8 +17,8 @@ from stages.config import OnlineConfig, PpoConfig, RewardModelConfig, SftConfig
 from stages.data.kinds import lengths_of
 from stages.data.plan import micro_batches
 from stages.data.store import Store
-from stages.inputs import Model
 from stages.models.load import DROPOUT_NAMES
+from stages.roles import Model
 from stages.runtime import estimate, room
 from stages.runtime.estimate import MIB, Load, Shape
 

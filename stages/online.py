@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from stages import actors, budget, criticless, inputs
+from stages import actors, budget, criticless, inputs, roles
 from stages.config import CriticlessConfig
 from stages.criticless import Seen
 from stages.functional.masking import masked_sum
@@ -61,7 +61,7 @@ def run(
 def _train(session: Session, config: CriticlessConfig) -> Result:
     # 1. Text, prompts and the three models; everything that can be refused is refused here.
     text = start.text_of(config, stop=config.rollout.stop)
-    models = inputs.models(session, config, text)
+    models = roles.models(session, config, text)
     read = inputs.prompts(session, config, text)
     budget.require_disk(session, config, models, read)
     readers = actors.load(session, config, text)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages import actors, budget, inputs, terms
+from stages import actors, budget, inputs, roles, terms
 from stages.advantage import estimate
 from stages.batch import Example
 from stages.config import PpoConfig
@@ -53,7 +53,7 @@ def run(
 def _train(session: Session, config: PpoConfig) -> Result:
     # 1. Text, prompts and the four models; everything that can be refused is refused here.
     text = start.text_of(config, stop=config.rollout.stop)
-    models = inputs.models(session, config, text)
+    models = roles.models(session, config, text)
     read = inputs.prompts(session, config, text)
     budget.require_disk(session, config, models, read)
     readers = actors.load(session, config, text)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages import budget, inputs, methods
+from stages import budget, inputs, methods, roles
 from stages.batch import Group, margin_table, pack_groups
 from stages.config import KtoConfig, PreferenceConfig
 from stages.data import store
@@ -69,7 +69,7 @@ def run(
 def _train(session: Session, config: PreferenceConfig) -> Result:
     # 1. Text, data, policy and, where the method has one, its reference.
     text = start.text_of(config)
-    models = inputs.models(session, config, text)
+    models = roles.models(session, config, text)
     read = inputs.preferences(session, config, text)
     budget.require_disk(session, config, models, read)
     loading = start.loading_of(session)

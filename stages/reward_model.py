@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from stages import budget, inputs
+from stages import budget, inputs, roles
 from stages.batch import Group, GroupBatch, pack_groups
 from stages.config import RewardModelConfig
 from stages.data import store
@@ -58,7 +58,7 @@ def run(
 def _train(session: Session, config: RewardModelConfig) -> Result:
     # 1. Text, data and model; a policy gets a fresh head, a reward model goes on with its own.
     text = start.text_of(config)
-    models = inputs.models(session, config, text)
+    models = roles.models(session, config, text)
     read = inputs.rankings(session, config, text)
     budget.require_disk(session, config, models, read)
     loading = start.loading_of(session)

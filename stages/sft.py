@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages import budget, inputs
+from stages import budget, inputs, roles
 from stages.batch import Example, pack
 from stages.config import SftConfig
 from stages.data import store
@@ -60,7 +60,7 @@ def run(
 def _train(session: Session, config: SftConfig) -> Result:
     # 1. Text, data and model; everything that can be refused is refused here.
     text = start.text_of(config)
-    models = inputs.models(session, config, text)
+    models = roles.models(session, config, text)
     read = inputs.demonstrations(session, config, text)
     budget.require_disk(session, config, models, read)
     policy = load_policy(config.model, start.loading_of(session))
