@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,9 @@ def test_an_error_names_file_line_and_the_prompt_that_causes_it(folder: Path) ->
     assert "--resume" in error.do
 
 
-def test_leaving_the_program_is_an_error_too(folder: Path) -> None:
-    assert "raised SystemExit: 0" in failure(body("raise SystemExit(0)")).what
+@pytest.mark.parametrize("way", ["raise SystemExit(0)", "import os; os._exit(0)"])
+def test_leaving_the_program_is_an_error_too(way: str, folder: Path) -> None:
+    assert "raised SystemExit: 0" in failure(body(way)).what
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,8 @@ def test_whatever_comes_of_a_call_is_told_in_one_line(code: str, words: str, fol
             "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
             lambda: signal.getsignal(signal.SIGTERM),
         ),
+        ("import sys; sys.stdout.close()", lambda: sys.stdout.closed),
+        ("import sys; sys.stderr.close()", lambda: sys.stderr.closed),
         ("records[0]['seen'].append(1)", lambda: str(ANSWERS_SEEN[0].record)),
     ],
 )

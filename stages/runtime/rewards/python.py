@@ -1,18 +1,16 @@
 """Rewards of type ``python``: a function of the user's file.
 
-Its code runs in this process, as the user asked. What it prints goes to standard error, since
-standard output may hold a result that is read by a program.
+Its code runs in this process, as the user asked.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -94,7 +92,7 @@ def _run(placed: Placed, term: PythonReward) -> ModuleType:
     if (beside := str(path.resolve().parent)) not in sys.path:
         sys.path.append(beside)  # what it imports may lie beside it
     try:
-        with _stdout_is_stderr(), _no_bytecode(), as_found():
+        with _no_bytecode(), as_found():
             exec(code, vars(module))
     except (Exception, SystemExit, GeneratorExit) as error:
         raise ConfigError(
@@ -112,24 +110,6 @@ def _no_bytecode() -> Iterator[None]:
         yield
     finally:
         sys.dont_write_bytecode = before
-
-
-@contextmanager
-def _stdout_is_stderr() -> Iterator[None]:
-    """Standard output leads to standard error, for Python and for what it starts."""
-    sys.stdout.flush()
-    try:
-        kept = os.dup(1)
-        os.dup2(2, 1)
-    except OSError:  # one of them is closed: then there is nothing to corrupt
-        kept = None
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        if kept is not None:
-            os.dup2(kept, 1)
-            os.close(kept)
 
 
 def _scored(placed: Placed, function: Function, answers: Sequence[Answer]) -> list[Score]:
@@ -172,7 +152,7 @@ def _called(placed: Placed, function: Function, answers: Sequence[Answer]) -> _R
 
 def _call(function: Function, answers: Sequence[Answer]) -> _Returned:
     """One call, its values read out: those of a generator are the user's code as well."""
-    with _stdout_is_stderr(), as_found():
+    with as_found():
         returned = function(
             [to_json(answer.prompt) for answer in answers],
             [answer.text for answer in answers],
