@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path as File
 from typing import Any, NamedTuple
 
-from rlhf_cli.yaml_source import Document, Mark, NotYaml, Place, read_yaml
+from rlhf_cli.config_text import document, in_file
+from rlhf_cli.yaml_source import Mark, NotYaml, Place, read_yaml
 from stages.config import (
     STAGES,
     InvalidConfig,
@@ -23,8 +23,6 @@ from stages.errors import ConfigError
 
 COMMANDS = {word: word for word in STAGES}
 COMMANDS |= {"reward_model": "train-rm", "online_dpo": "online-dpo"}
-MOST_BYTES = 1_000_000
-"""The longest config file that is read; the longest of those that the tool writes has 10 kB."""
 _TOP = Mark(1, 1)
 _LAST = Mark(sys.maxsize, 0)  # where overrides stand among findings: behind those of the file
 
@@ -111,8 +109,7 @@ def load_reward(path: str) -> ScoreConfig:
     Raises:
         ConfigError: with everything that is wrong at once, each with its place.
     """
-    name, document = _document(path)
-    values, places = document
+    name, (values, places) = document(path)
     within = isinstance(values, dict) and "reward" in values
     if not within and isinstance(values, dict) and "stage" in values:
         raise ConfigError(
@@ -131,66 +128,16 @@ def load_reward(path: str) -> ScoreConfig:
 
 
 def _read(path: str) -> _Source:
-    name, (values, places) = _document(path)
+    name, (values, places) = document(path)
     if not isinstance(values, dict):
         what = "the file is empty" if values is None else "the file is not a mapping of keys"
         raise ConfigError(
             what,
-            where=_in_file(name, _TOP),
+            where=in_file(name, _TOP),
             do=f"begin it with stage: and one of {', '.join(STAGES)}; "
             "rlhf init writes complete examples",
         )
     return _Source(name, values, places, {})
-
-
-def _document(path: str) -> tuple[str, Document]:
-    name = "stdin" if path == "-" else path
-    data = _bytes(path)
-    if len(data) > MOST_BYTES:
-        raise ConfigError(
-            f"has more than {MOST_BYTES:,} bytes, which no config needs",
-            where=name,
-            do="name a config file; data files are named by its keys, such as data.train",
-        )
-    text = _decoded(data, name)
-    try:
-        return name, read_yaml(text)
-    except NotYaml as error:
-        raise ConfigError(
-            str(error),
-            where=_in_file(name, error.mark),
-            do="correct the file; a config is one YAML 1.2 mapping of keys to values",
-        ) from None
-
-
-def _bytes(path: str) -> bytes:
-    """What the file holds, or a little more of it than any config has."""
-    if path == "-":
-        return sys.stdin.buffer.read(MOST_BYTES + 1)
-    try:
-        with File(path).open("rb") as file:
-            return file.read(MOST_BYTES + 1)
-    except FileNotFoundError:
-        what, do = "no such file", "check the path; rlhf init writes complete examples"
-    except IsADirectoryError:
-        what, do = "is a folder, not a config file", "name the YAML file in it"
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        what, do = f"cannot be read: {reason}", "check the path and its permissions"
-    raise ConfigError(what, where=path, do=do)
-
-
-def _decoded(data: bytes, name: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8-sig", errors="replace")
-        mark = Mark(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
-        raise ConfigError(
-            f"byte 0x{data[error.start]:02x} is not UTF-8",
-            where=_in_file(name, mark),
-            do="save the file as UTF-8",
-        ) from None
 
 
 def _override(source: _Source, text: str) -> _Finding | None:
@@ -258,7 +205,7 @@ def _placed(problem: Problem, source: _Source) -> _Finding:
         present = present[:-1]
     place = source.places.get(present, Place(_TOP, _TOP))
     mark = place.value if problem.at == "value" and present == target else place.key
-    return _Finding(mark, f"{_in_file(source.name, mark)}: {key}", problem.message)
+    return _Finding(mark, f"{in_file(source.name, mark)}: {key}", problem.message)
 
 
 def _overriding(path: Path, source: _Source) -> str | None:
@@ -269,10 +216,6 @@ def _overriding(path: Path, source: _Source) -> str | None:
         return label
     within = (label for p, label in source.overridden.items() if p[: len(path)] == path)
     return next(within, None)
-
-
-def _in_file(name: str, mark: Mark) -> str:
-    return f"{name}:{mark.line}:{mark.column}"
 
 
 def _all_of(findings: list[_Finding], stage: object) -> ConfigError:
@@ -298,7 +241,7 @@ def _origin(path: Path, source: _Source, preset_name: str, preset: dict[str, Any
     if _has(source.values, path):
         if _overriding(path, source) is not None:
             return "override"
-        return _in_file(source.name, source.places[path].value)
+        return in_file(source.name, source.places[path].value)
     return preset_name if _has(preset, path) else "default"
 
 
