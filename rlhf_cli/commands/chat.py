@@ -10,7 +10,7 @@ import typer
 from rlhf_cli.chat_input import reader
 from rlhf_cli.chat_session import ChatSession
 from rlhf_cli.commands import options
-from rlhf_cli.commands.options import require_choice, require_number, reward_terms
+from rlhf_cli.commands.options import require_choice, require_number, require_place, reward_terms
 from rlhf_cli.console import make_reporter, silence_libraries
 
 
@@ -42,18 +42,17 @@ def chat(
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; 0 takes the most likely token.")
     ] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Sample from this share of probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal answers.")] = 0,
-    device: Annotated[str, typer.Option(metavar="[auto|cpu|cuda|mps]")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="[auto|bf16|fp32]")] = "auto",
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
     """Talk to a policy; with a reward, see what it says of the answers."""
     require_choice("--form", form, ("messages", "text"))
-    require_choice("--device", device, ("auto", "cpu", "cuda", "mps"))
-    require_choice("--precision", precision, ("auto", "bf16", "fp32"))
+    require_place(device, precision)
     enough = max_new_tokens is None or max_new_tokens >= 1
     require_number(enough, "--max-new-tokens", max_new_tokens, "1 or more")
     require_number(0 <= temperature < math.inf, "--temperature", temperature, "0 or more")

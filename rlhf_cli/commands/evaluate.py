@@ -11,7 +11,7 @@ import typer
 from rlhf_cli import gates
 from rlhf_cli.commands import options
 from rlhf_cli.commands.check import as_lines
-from rlhf_cli.commands.options import require_choice, reward_terms
+from rlhf_cli.commands.options import require_place, reward_terms
 from rlhf_cli.commands.sample import check_numbers
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
@@ -71,16 +71,13 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Sample from this share of probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal answers.")] = 0,
-    limit: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--limit", metavar="N", help="Only the first N records.", show_default=False),
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="[auto|cpu|cuda|mps]")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="[auto|bf16|fp32]")] = "auto",
+    max_new_tokens: options.MaxNewTokens = 64,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    limit: options.Limit = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
     require: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
@@ -95,8 +92,7 @@ def evaluate(
 ) -> None:
     """Measure a reward model on rankings, or a policy on prompts."""
     check_numbers(k, max_new_tokens, temperature, top_p, limit)
-    require_choice("--device", device, ("auto", "cpu", "cuda", "mps"))
-    require_choice("--precision", precision, ("auto", "bf16", "fp32"))
+    require_place(device, precision)
     sizes = _sizes(best_of)
     terms = () if reward is None else reward_terms(reward)
     bounds = [gates.parse_figure(text, (*OF_REWARD, *NEEDS)) for text in require or ()]

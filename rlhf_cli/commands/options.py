@@ -50,6 +50,16 @@ Overwrite = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything and train nothing; same as rlhf check.")
 ]
+MaxNewTokens = Annotated[int, typer.Option(help="Tokens per answer at most.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
+TopP = Annotated[float, typer.Option(help="Sample from this share of probability.")]
+Seed = Annotated[int, typer.Option(help="Equal seeds give equal answers.")]
+Limit = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--limit", metavar="N", help="Only the first N records.", show_default=False),
+]
+Device = Annotated[str, typer.Option(metavar="[auto|cpu|cuda|mps]")]
+Precision = Annotated[str, typer.Option(metavar="[auto|bf16|fp32]")]
 
 YAML = (".yaml", ".yml")
 
@@ -78,6 +88,16 @@ def require_choice(option: str, value: str | None, words: Sequence[str]) -> None
             do=f"give {', '.join(words[:-1])} or {words[-1]}",
             where=f"command line: {option}",
         )
+
+
+def require_place(device: str, precision: str) -> None:
+    """Refuse a device or a number format that there is not.
+
+    Raises:
+        ConfigError: it is no word of the options.
+    """
+    require_choice("--device", device, ("auto", "cpu", "cuda", "mps"))
+    require_choice("--precision", precision, ("auto", "bf16", "fp32"))
 
 
 def reward_terms(name: str) -> tuple[Placed, ...]:

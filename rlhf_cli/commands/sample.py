@@ -26,14 +26,11 @@ def sample(
         Optional[str],  # noqa: UP045
         typer.Option("--output", metavar="FILE", help="Where the lines go; default stdout."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Sample from this share of probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal answers.")] = 0,
-    limit: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--limit", metavar="N", help="Only the first N prompts.", show_default=False),
-    ] = None,
+    max_new_tokens: options.MaxNewTokens = 64,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    limit: options.Limit = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the lines FILE has and add the missing ones.")
     ] = False,

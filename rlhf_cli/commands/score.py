@@ -12,7 +12,7 @@ import typer
 
 from rlhf_cli.commands import options
 from rlhf_cli.commands.data import one_file
-from rlhf_cli.commands.options import require_choice, reward_terms
+from rlhf_cli.commands.options import require_place, reward_terms
 from rlhf_cli.commands.standard_output import is_stdout
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
@@ -41,8 +41,8 @@ def score(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings.")
     ] = False,
-    device: Annotated[str, typer.Option(metavar="[auto|cpu|cuda|mps]")] = "auto",
-    precision: Annotated[str, typer.Option(metavar="[auto|bf16|fp32]")] = "auto",
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -55,8 +55,7 @@ def score(
             do="add --output FILE",
             where="command line: --json",
         )
-    require_choice("--device", device, ("auto", "cpu", "cuda", "mps"))
-    require_choice("--precision", precision, ("auto", "bf16", "fp32"))
+    require_place(device, precision)
     terms = reward_terms(reward)
     silence_libraries(debug=debug)
     from stages import score as stage_score
