@@ -19,6 +19,7 @@ from tests.families import save_tiny
 from tests.runtime.reward_server import scores, serving
 from tests.stages.project import TOKENIZER, Listener, Project
 from tests.stages.results import assert_equal, classifier, left_behind, raw_score, rows, samples
+from tests.stages.test_processes import require_equal, two_processes, written
 from tests.stages.test_resume import stopped_at
 from tests.stages.watch import watch_steps
 
@@ -247,6 +248,31 @@ def test_a_server_scores_the_texts_of_a_run(
     assert sorted(seen[0].rollout.scores.tolist()) == sorted(map(float, told))
     assert rows("runs/ppo", "train")[0]["score/judge"] == pytest.approx(sum(told) / 6)
     assert {"prompt": "ab:"} in server.bodies[0]["records"] + server.bodies[1]["records"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapters", [{}, {"lora.rank": 2}])
+def test_two_processes_give_what_one_gives_with_every_kind_of_term(
+    project: Project, python_file: str, adapters: dict[str, Any]
+) -> None:
+    save_tiny(project.folder / "foreign", "gpt2", kind="reward", dtype=torch.float64, seed=3)
+    with serving(lambda _, body: scores([len(t) for t in body["responses"]])) as server:
+        reward = [
+            {"path": "reward", "weight": 2.0, "clip": 0.1},
+            {"path": "foreign", "name": "foreign"},
+            {"type": "python", "path": python_file, "normalise": True},
+            {"type": "http", "url": server.url, "weight": 0.1},
+            LENGTH,
+        ]
+        changes = {"reward": reward, "critic.init": "reward", **adapters}
+        written(project, "ppo", "two", **changes)
+        child = two_processes("ppo", "two")
+        ppo.run(written(project, "ppo", "one", **changes), QUIET)
+        err = child.communicate(timeout=300)[1]
+    assert child.returncode == 0, err
+    require_equal("ppo")
+    names = {"model", "foreign", "python", "http", "rule"}
+    assert {f"score/{name}" for name in names} <= rows("one", "train")[0].keys()
 
 
 @pytest.mark.parametrize(
