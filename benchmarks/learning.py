@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks import inputs
 from benchmarks.environments import ask, do
+from benchmarks.rounds import Round
 from benchmarks.works import Job, Work
 
 HELD_OUT = 100
@@ -44,6 +45,7 @@ PPO = Work(
     "ppo",
     records=128,
     batch=32,
+    micro=32,  # at the end of its prompts the peer takes a step at each micro-batch
     size="tiny",
     epochs=2,
     iterations=16,
@@ -104,7 +106,7 @@ def _stage(place: Place, work: Work, model: str, reward: str) -> tuple[list[Row]
     job = _job(place, work, model, reward)
     held_out = _held_out(place, work)
     before = _judge(work.stage, model, held_out)
-    trained = {name: _train(place, job, name) for name in SIDES}
+    trained = _train(place, job)
     after = {name: _judge(work.stage, folder, held_out) for name, folder in trained.items()}
     rows = [
         {"what": NAMES[key], "before": [before[key]], **{n: [after[n][key]] for n in SIDES}}
@@ -120,8 +122,7 @@ def _ppo(place: Place, policy: str, reward: str, seeds: Sequence[int]) -> list[R
     before = _judge("ppo", policy, prompts, reward, policy)
     after: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
     for seed in seeds:
-        for name in SIDES:
-            trained = _train(place, replace(job, seed=seed), name)
+        for name, trained in _train(place, replace(job, seed=seed)).items():
             after[name].append(_judge("ppo", trained, prompts, reward, policy))
     return [
         {
@@ -150,12 +151,15 @@ def _held_out(place: Place, work: Work) -> str:
     return str(inputs.write_lines(place.folder / f"{work.slug}-held-out.jsonl", rows))
 
 
-def _train(place: Place, job: Job, name: str) -> str:
-    """The folder of a model trained by one side."""
-    output = place.folder / f"{job.work.slug}-{name}-{job.seed}"
-    place.say(f"{job.work.name}, seed {job.seed}: {name}")
-    do(SIDES[name], replace(job, output=str(output)))
-    return str(output / "model")
+def _train(place: Place, job: Job) -> dict[str, str]:
+    """The folders of the models that both sides trained, in as many optimiser steps."""
+    folders = {name: place.folder / f"{job.work.slug}-{name}-{job.seed}" for name in SIDES}
+    readings = {}
+    for name, folder in folders.items():
+        place.say(f"{job.work.name}, seed {job.seed}: {name}")
+        readings[name] = do(SIDES[name], replace(job, output=str(folder)))
+    Round(readings["peer"], readings["rlhf"]).require_equal_work()
+    return {name: str(folder / "model") for name, folder in folders.items()}
 
 
 def _judge(*arguments: str) -> dict[str, Any]:

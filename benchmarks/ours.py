@@ -63,10 +63,10 @@ def run(job: Job, watch: Watch) -> None:
 
 
 def learned(job: Job) -> dict[str, Any]:
-    """Figures of the last row that the stage logged."""
+    """Optimiser steps, and figures of the last row that the stage logged."""
     if job.work.stage == "sample":
         lengths = [len(a) for _, answers in _sampled(job) for a in answers]
-        return {"length": sum(lengths) / len(lengths)}
+        return {"learned": {"length": sum(lengths) / len(lengths)}}
     rows = (Path(job.output) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     last = json.loads(rows[-1])
     names = {
@@ -76,7 +76,8 @@ def learned(job: Job) -> dict[str, Any]:
         "objective/kl": "kl",
         "rollout/response_length_mean": "length",
     }
-    return {short: last[name] for name, short in names.items() if name in last}
+    found = {short: last[name] for name, short in names.items() if name in last}
+    return {"steps": last["step"], "learned": found}
 
 
 def arithmetic(job: Job) -> tuple[int, float]:
@@ -151,7 +152,7 @@ def main(path: str) -> None:
     os.makedirs(Path(job.output).parent, exist_ok=True)
     run(job, watch)
     tokens, flops = arithmetic(job)
-    figures = {"learned": learned(job), "tokens": tokens, "flops": flops}
+    figures = {**learned(job), "tokens": tokens, "flops": flops}
     peak = matmul_peak(job.precision)
     print(json.dumps({**watch.figures(), **figures, "peak": peak}), flush=True)
 

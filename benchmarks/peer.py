@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from datasets import load_dataset
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import (
     AutoTokenizer,
     LlamaForCausalLM,
@@ -137,10 +139,12 @@ def ppo(job: Job) -> Any:
 
 
 def train(job: Job, watch: Watch) -> dict[str, Any]:
-    """Train once, and save where that is asked for."""
+    """Train once, and save where that is asked for; the optimiser's steps are counted."""
     trainer = {"sft": sft, "reward_model": reward_model, "ppo": ppo}[job.work.stage](job)
     if job.work.stage == "sft":
         trainer.add_callback(FirstStep())
+    steps: Counter[str] = Counter()
+    register_optimizer_step_post_hook(lambda *_: steps.update(["steps"]))
     watch.start()
     out = trainer.train()
     watch.stop()
@@ -148,9 +152,11 @@ def train(job: Job, watch: Watch) -> dict[str, Any]:
         trainer.save_model(f"{job.output}/model")
         trainer.processing_class.save_pretrained(f"{job.output}/model")
     if job.work.stage != "ppo":
-        return {"loss": out.training_loss}
+        return {"steps": steps["steps"], "learned": {"loss": out.training_loss}}
     rows = [row for row in trainer.state.log_history if "objective/scores" in row]
-    return {"score": rows[-1]["objective/scores"], "kl": rows[-1]["objective/kl"]} if rows else {}
+    names = {"score": "objective/scores", "kl": "objective/kl"}
+    found = {short: rows[-1][name] for short, name in names.items()} if rows else {}
+    return {"steps": steps["steps"], "learned": found}
 
 
 def sample(job: Job, watch: Watch) -> dict[str, Any]:
@@ -177,7 +183,7 @@ def sample(job: Job, watch: Watch) -> dict[str, Any]:
     tokenizer.batch_decode(answers, skip_special_tokens=True)
     watch.stop()
     lengths = (answers != tokenizer.pad_token_id).sum(dim=1).float()
-    return {"length": float(lengths.mean())}
+    return {"learned": {"length": float(lengths.mean())}}
 
 
 def main(path: str) -> None:
@@ -187,8 +193,8 @@ def main(path: str) -> None:
     if job.work.stage in ("sft", "reward_model"):
         import trl  # noqa: F401  # counts as an import, not as work
     watch = Watch()
-    learned = sample(job, watch) if job.work.stage == "sample" else train(job, watch)
-    print(json.dumps({**watch.figures(), "learned": learned}), flush=True)
+    done = sample(job, watch) if job.work.stage == "sample" else train(job, watch)
+    print(json.dumps({**watch.figures(), **done}), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ class Reading:
         import_mib: resident memory once the libraries were imported.
         disturbed: share of the CPU time that others had; None where the system does not tell.
         learned: what came out, such as the loss.
+        steps: optimiser steps taken.
         tokens: that the work has.
         flops: that the work needs at least.
         peak: FLOP/s of a matrix product, read beside the work.
@@ -34,9 +35,14 @@ class Reading:
     import_mib: float = 0.0
     disturbed: float | None = None
     learned: dict[str, Any] | None = None
+    steps: int | None = None
     tokens: int | None = None
     flops: float | None = None
     peak: float | None = None
+
+
+class UnequalWork(Exception):
+    """One side took more optimiser steps than the other, so that nothing can be compared."""
 
 
 class Round(NamedTuple):
@@ -55,6 +61,16 @@ class Round(NamedTuple):
         """Whether both sides had the machine for themselves."""
         return self.disturbed <= LIMIT
 
+    def require_equal_work(self) -> Round:
+        """The same round, both sides of which took as many optimiser steps.
+
+        Raises:
+            UnequalWork: they did not.
+        """
+        if self.peer.steps != self.ours.steps:
+            raise UnequalWork(f"the peer took {self.peer.steps} steps, rlhf {self.ours.steps}")
+        return self
+
 
 Side = Callable[[], Reading]
 
@@ -70,15 +86,18 @@ def alternate(peer: Side, ours: Side, *, wanted: int, spare: int) -> list[Round]
 
     Returns:
         All rounds, in their order.
+
+    Raises:
+        UnequalWork: the sides took unlike numbers of optimiser steps.
     """
     done: list[Round] = []
     while len(done) < wanted + spare and sum(r.clean for r in done) < wanted:
         if len(done) % 2 == 0:
             first = peer()
-            done.append(Round(first, ours()))
+            done.append(Round(first, ours()).require_equal_work())
         else:
             first = ours()
-            done.append(Round(peer(), first))
+            done.append(Round(peer(), first).require_equal_work())
     return done
 
 

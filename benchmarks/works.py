@@ -71,12 +71,15 @@ def reward(records: int, k: int) -> Work:
 
 
 def ppo(episodes: int, *, epochs: int = 1, ending: bool = False, tokens: int = 64) -> Work:
-    """One rollout, of which each epoch is an optimiser step."""
+    """One rollout, of which each epoch is an optimiser step.
+
+    There are prompts for two: at the end of its prompts the peer takes a step at each micro-batch.
+    """
     length = "of mixed lengths" if ending else f"of {tokens} tokens"
     return Work(
         f"PPO, {episodes} answers {length}, {epochs} epoch{'s' if epochs > 1 else ''}",
         "ppo",
-        records=episodes,
+        records=2 * episodes,
         batch=episodes,
         epochs=epochs,
         new_tokens=tokens,

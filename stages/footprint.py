@@ -49,13 +49,15 @@ def memory(known: Known) -> Report:
 
 def _standing(known: Known) -> dict[str, dict[str, int]]:
     """Bytes that a run holds from its first step to its last, by role."""
-    config, arithmetic = known.config, known.arithmetic
+    config, arithmetic, load = known.config, known.arithmetic, heaviest(known)
+    checkpointing = config.train.gradient_checkpointing
     found: dict[str, dict[str, int]] = {}
     for model in known.models:
         shape, kept = known.shapes[model.role], {}
         if model.trained:
             average = config.train.ema_decay is not None and model.role in ("model", "policy")
             kept = estimate.trained(shape, arithmetic, average=average)._asdict()
+            kept["holes"] = estimate.holes(shape, arithmetic, load, checkpointing=checkpointing)
         elif model.shares is None:
             kept = {"weights": estimate.frozen(shape, arithmetic)}
         found[model.role] = {name: size for name, size in kept.items() if size}

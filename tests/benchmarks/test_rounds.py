@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from benchmarks import watch
-from benchmarks.rounds import Reading, Round, alternate, counted, spread
+from benchmarks.rounds import Reading, Round, UnequalWork, alternate, counted, spread
 from benchmarks.watch import Cpu
 
 STAT = "cpu  100 20 30 4000 50 6 7 80 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
@@ -85,3 +85,8 @@ def test_a_system_that_does_not_tell_counts_as_quiet() -> None:
 
 def test_spread_is_median_and_range() -> None:
     assert spread([3.0, 1.0, 10.0]) == (3.0, 1.0, 10.0)
+
+
+def test_a_round_of_unlike_numbers_of_steps_is_refused() -> None:
+    with pytest.raises(UnequalWork, match="the peer took 40 steps, rlhf 32"):
+        alternate(lambda: Reading(1.0, steps=40), lambda: Reading(1.0, steps=32), wanted=1, spare=0)

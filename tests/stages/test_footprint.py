@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig
 
 from stages import check
+from stages.config.shared import Lora
 from stages.footprint import BESIDE
-from stages.runtime.estimate import MIB
+from stages.models.precision import choose
+from stages.runtime.estimate import MIB, Load, activations, holes, shape_of
 from stages.runtime.reporter import SilentReporter
 from tests.stages.project import Project
 
@@ -120,3 +124,19 @@ def test_the_policy_that_normalises_scores_is_no_part_of_what_stands(project: Pr
     assert memory["one_at_a_time"]["sampling"] >= 0
     assert memory["peak"] >= plain["peak"]
     assert memory["model"] == plain["model"]
+
+
+def test_adapters_on_a_cpu_leave_holes_of_half_their_activations(project: Project) -> None:
+    lora = Lora(rank=2)
+    shape = shape_of(AutoConfig.from_pretrained("base"), "policy", lora=lora)
+    load = Load(tokens=1000, keys=50.0, targets=500, micro_batches=1)
+    cpu = choose("cpu", "fp32")
+    gpu = cpu._replace(device=torch.device("cuda"))
+    kept = activations(shape, cpu, load, dropout=False, checkpointing=False)
+    assert holes(shape, cpu, load, checkpointing=False) == kept // 2
+    assert holes(shape, gpu, load, checkpointing=False) == 0
+    assert holes(shape._replace(added=0), cpu, load, checkpointing=False) == 0
+    told = memory_of(project, "ppo", **{"lora.rank": 2})
+    assert told["policy"]["holes"] > 0
+    assert told["critic"]["holes"] > 0
+    assert "holes" not in memory_of(project, "ppo")["policy"]
