@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stages import diagnosis, judges, sampled
-from stages.config import OnlineConfig
+from stages.config import OnlineConfig, StageConfig
 from stages.config.episodes import Kl
 from stages.data import store
 from stages.data.kinds import PromptItem
@@ -63,8 +63,12 @@ class Loop:
         state.setdefault("minibatch", 0)
         if "rollout" in extra:
             self.rollout, self.targets = from_tensors(extra["rollout"])
-        known = len(self.prompts.train)
-        self.session.tell_length(lambda asked: Plan.of(asked, known).total_steps)
+        self.session.tell_length(self._total_steps)
+
+    def _total_steps(self, asked: StageConfig) -> int:
+        """Optimiser steps of the whole run under a config of its stage."""
+        assert isinstance(asked, OnlineConfig)
+        return Plan.of(asked, len(self.prompts.train)).total_steps
 
     def run(self) -> None:
         """Iterate to the end."""

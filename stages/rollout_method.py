@@ -27,15 +27,15 @@ class Estimated(NamedTuple):
 
 
 class Method(Protocol):
-    """What a stage brings to the loop.
+    """What a stage brings to the loop."""
 
-    Attributes:
-        trainees: what is trained, by its name in a checkpoint.
-        may_stop_early: whether ``step`` may refuse.
-    """
+    @property
+    def trainees(self) -> Mapping[str, Trainee]:
+        """What is trained, by its name in a checkpoint."""
 
-    trainees: Mapping[str, Trainee]
-    may_stop_early: bool
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether ``step`` may refuse."""
 
     def estimate(self, rollout: Rollout, state: Mapping[str, Any]) -> Estimated:
         """What the minibatches of a rollout aim at; β is the ``kl_coef`` of the stage's state."""

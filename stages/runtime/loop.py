@@ -35,7 +35,10 @@ class Task(Protocol):
 
     trained: Trainee
     loss_name: str
-    select_by: str
+
+    @property
+    def select_by(self) -> str:
+        """The figure by which the best model is kept."""
 
     def records(self) -> int:
         """Number of training records."""
@@ -64,7 +67,8 @@ class Task(Protocol):
 
 def total_steps(train: Any, per_epoch: int) -> int:
     """Optimiser steps of the whole run: ``max_steps``, else whole epochs."""
-    return train.max_steps or train.epochs * per_epoch
+    steps: int = train.max_steps or train.epochs * per_epoch
+    return steps
 
 
 @dataclass(frozen=True)
