@@ -91,12 +91,11 @@ def publish_policy(
 ) -> None:
     """Write the policy and, where it is kept, the averaged policy as model folders."""
     identity = start.identity_of(session, text, "policy")
-    given = {"base": config.model}
-    start.publish(session, text, policy.network, "model", identity, **given)
+    start.publish(session, text, policy.network, "model", identity, base=config.model)
     if policy.average is not None:
         average = policy.average
         start.publish(
-            session, text, policy.network, "model_ema", identity, **given, weights=average
+            session, text, policy.network, "model_ema", identity, base=config.model, weights=average
         )
 
 

@@ -71,8 +71,8 @@ class Sampled:
     """
 
     k: int
-    scores: array = field(default_factory=lambda: array("d"))
-    ratios: array = field(default_factory=lambda: array("d"))
+    scores: array[float] = field(default_factory=lambda: array("d"))
+    ratios: array[float] = field(default_factory=lambda: array("d"))
     diversity: Diversity = field(default_factory=Diversity)
     answers: int = 0
     tokens: int = 0

@@ -64,7 +64,7 @@ class Known:
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each training record, with the longest answer that a prompt may get."""
-        lengths = self.inputs.records.train.lengths
+        lengths: np.ndarray = self.inputs.records.train.lengths
         return lengths + self.answer if self.answer else lengths
 
     @property
@@ -198,4 +198,5 @@ def disk(known: Known) -> Report:
 def _saves(known: Known) -> int:
     """How many training states a run writes: every so often, and at its end."""
     told = batches(known)
-    return int(told.get("iterations", told["total_steps"])) // known.config.checkpoint.every + 1
+    steps: int = told["total_steps"]
+    return int(told.get("iterations", steps)) // known.config.checkpoint.every + 1

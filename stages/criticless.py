@@ -122,13 +122,14 @@ def statistics(config: CriticlessConfig, seen: Seen, tokens: float) -> dict[str,
         seen: the micro-batch, without gradient.
         tokens: of the whole minibatch.
     """
-    clips = {"clip_low": math.inf, "clip_high": math.inf}
+    low, high = math.inf, math.inf
     if isinstance(config, GrpoConfig):
-        clips = {"clip_low": config.grpo.clip_low, "clip_high": config.grpo.clip_high}
+        low, high = config.grpo.clip_low, config.grpo.clip_high
     advantages = seen.targets.get("advantages", torch.zeros_like(seen.logp_new[:, 0]))
     sums = policy_diagnostics(
         *(seen.logp_new, seen.logp_old, advantages[:, None].expand_as(seen.mask), seen.mask),
-        **clips,
+        clip_low=low,
+        clip_high=high,
     )
     figures = per_token(sums, tokens)
     if isinstance(config, GrpoConfig):

@@ -60,7 +60,7 @@ class Verdicts:
         by_k: accuracy by the number of ranked answers.
     """
 
-    gaps: array = field(default_factory=lambda: array("d"))
+    gaps: array[float] = field(default_factory=lambda: array("d"))
     longer: int = 0
     by_k: Accuracies = field(default_factory=Accuracies)
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -136,7 +136,7 @@ def _cut(flat: np.ndarray, sizes: Iterable[int]) -> list[np.ndarray]:
 
 def _write(path: Path, known: Remembered) -> None:
     """Keep what the reference said, complete or not at all; without a place for it, it is lost."""
-    flat = {
+    flat: dict[str, Any] = {
         name: np.concatenate(values) if values else np.zeros(0)
         for name, values in known._asdict().items()
     }

@@ -185,7 +185,7 @@ def collect(
 
 def _gathered(
     world: World,
-    mine: Sequence[Any],
+    mine: np.ndarray,
     answers: Sequence[Answer],
     read: dict[str, Tensor],
     texts: dict[str, list[Score]] | Failure,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.data.kinds import PromptItem
 from stages.data.records import PromptLike, to_json
+from stages.data.store import Store
 from stages.errors import ConfigError
 from stages.runtime.place import existing
 
@@ -72,7 +72,7 @@ def _is_whole(tail: bytes) -> bool:
 def require_of(
     lines: Sequence[bytes],
     tail: bytes,
-    prompts: Sequence[PromptItem],
+    prompts: Store,
     drawn: Mapping[str, Any],
     output: str,
 ) -> None:

@@ -182,7 +182,7 @@ def _is_canonical_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
-def _answer(prompt: PromptLike, response: Response, record: dict, origin: str) -> Answer:
+def _answer(prompt: PromptLike, response: Response, record: dict[str, Any], origin: str) -> Answer:
     return Answer(
         prompt=prompt,
         text=response.text,
@@ -195,7 +195,7 @@ def _answer(prompt: PromptLike, response: Response, record: dict, origin: str) -
     )
 
 
-def _sampled(prompt: PromptLike, response: Response, record: dict, origin: str) -> Answer:
+def _sampled(prompt: PromptLike, response: Response, record: dict[str, Any], origin: str) -> Answer:
     """An answer with the ids and the end that ``samples.jsonl`` tells of it."""
     answer = _answer(prompt, response, record, origin)
     ids = record.get("response_ids")

@@ -69,7 +69,9 @@ def dump(splits: Splits, codec: Codec, file: str) -> int:
 
 def _lines(splits: Splits, codec: Codec) -> Iterator[dict[str, Any]]:
     for split, store in (("train", splits.train), ("eval", splits.eval)):
-        for n in range(0 if store is None else len(store)):
+        if store is None:
+            continue
+        for n in range(len(store)):
             item = store[n]
             for example, facts in _sequences(item):
                 yield {

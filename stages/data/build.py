@@ -88,7 +88,7 @@ def stored_chunks(
 ) -> Iterator[Chunk]:
     """All records, encoded, a bounded number of them in memory at a time."""
     limit = None if spec.source is not None else spec.data.limit
-    records = islice(_records(names, spec, codec, tally), limit)
+    records: Iterator[Record] = islice(_records(names, spec, codec, tally), limit)
     if spec.kind == "prompts":
         records = _once(records)
     progress = _Progress(reporter)
@@ -151,7 +151,7 @@ class _Newest(Iterator[Row]):
         self._row = next(self._rows)
         return self._row
 
-    def fields_of(self, origin: str) -> dict | None:
+    def fields_of(self, origin: str) -> dict[str, Any] | None:
         """The fields of the row at a place, or None where a format makes records of many rows."""
         known = self._row is not None and self._row.origin == origin
         return self._row.fields if known and self._row is not None else None

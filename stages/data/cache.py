@@ -24,12 +24,12 @@ from stages.errors import ResourceError
 _DATA, _ABOUT = "records.arrow", "about.json"
 _NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
 
-Write = Callable[[], tuple[Generator[bytes, None, None], Callable[[], dict]]]
+Write = Callable[[], tuple[Generator[bytes, None, None], Callable[[], dict[str, Any]]]]
 
 
 def open_or_build(
     key: str, schema: pa.Schema, output: Path | None, write: Write
-) -> tuple[list[pa.RecordBatch], dict]:
+) -> tuple[list[pa.RecordBatch], dict[str, Any]]:
     """The batches and the report stored under ``key``; built by ``write`` where they are not.
 
     Args:
@@ -77,7 +77,7 @@ def _folder_in(place: Path) -> Path | None:
 
 def _build(
     folder: Path, final: Path, schema: pa.Schema, write: Write
-) -> tuple[list[pa.RecordBatch], dict]:
+) -> tuple[list[pa.RecordBatch], dict[str, Any]]:
     try:
         messages, report = write()
         with closing(messages):
@@ -110,7 +110,7 @@ def _write(path: Path, schema: pa.Schema, messages: Iterable[bytes]) -> None:
         os.fsync(file.fileno())
 
 
-def _read(folder: Path) -> tuple[list[pa.RecordBatch], dict] | None:
+def _read(folder: Path) -> tuple[list[pa.RecordBatch], dict[str, Any]] | None:
     """The stored batches, or None where they are missing, incomplete or damaged."""
     try:
         about: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))

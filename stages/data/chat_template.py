@@ -24,7 +24,7 @@ _END_OF_CHATML = "<|im_end|>"
 def render(tokenizer: Any, template: str, turns: Turns, *, generation: bool) -> str:
     """Apply a chat template; whatever it raises becomes a ConfigError that names it."""
     try:
-        return tokenizer.apply_chat_template(
+        text: str = tokenizer.apply_chat_template(
             to_json(turns),
             chat_template=template,
             tokenize=False,
@@ -36,6 +36,7 @@ def render(tokenizer: Any, template: str, turns: Turns, *, generation: bool) -> 
             where="data.chat_template",
             do="correct the template, or give conversations in the form it expects",
         ) from error
+    return text
 
 
 def template_of(tokenizer: Any, name: str | None) -> str | None:

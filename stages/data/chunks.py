@@ -59,20 +59,21 @@ class Chunk(NamedTuple):
     dropped: list[tuple[str, str]]
     prompts: list[int]
     responses: list[int]
-    answers: Counter
+    answers: Counter[int]
 
 
 def encode_chunk(recipe: Recipe, codec: Codec, records: Sequence[Record]) -> Chunk:
     """Encode records, or say why one is left out."""
     kind = KINDS[recipe.kind]
     found = Chunk(b"", len(records), 0, [], [], [], Counter())
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     kept = 0
     for record in records:
         items = _reason(record) or _items(record, recipe, codec)
         if isinstance(items, str):
             found.dropped.append((items, record.origin))
             continue
+        assert not isinstance(record, Useless)
         kept += 1
         key = text_number(opening(record.text if isinstance(record, Document) else record.prompt))
         for item in items:
@@ -93,11 +94,12 @@ def _count(found: Chunk, item: Any) -> None:
         found.answers[len(answers)] += 1
 
 
-def _message(rows: list[dict], schema: pa.Schema) -> bytes:
+def _message(rows: list[dict[str, Any]], schema: pa.Schema) -> bytes:
     if not rows:
         return b""
     columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
-    return pa.record_batch(columns, schema=schema).serialize().to_pybytes()
+    message: bytes = pa.record_batch(columns, schema=schema).serialize().to_pybytes()
+    return message
 
 
 def _items(record: Any, recipe: Recipe, codec: Codec) -> Sequence[Any] | str:

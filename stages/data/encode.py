@@ -92,6 +92,8 @@ def encode_labelled(record: Labelled | Ranking, codec: Codec, limits: Limits) ->
     loses more undesirable; what wins as often as it loses is left out. Of two answers that makes
     the preferred one desirable and the other not (Ethayarajh et al. 2024, §4.3).
     """
+    answers: tuple[Response, ...]
+    ranks: tuple[int, ...]
     if isinstance(record, Labelled):
         answers, ranks = (record.response,), (DESIRABLE if record.desirable else UNDESIRABLE,)
     else:

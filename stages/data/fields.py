@@ -109,7 +109,7 @@ def flag(value: object) -> bool:
     return value.lower() in ("true", "1", "1.0") if isinstance(value, Cell) else bool(value)
 
 
-def mapping(value: object, where: str) -> dict:
+def mapping(value: object, where: str) -> dict[str, Any]:
     """An object."""
     given = unfolded(value)
     if not isinstance(given, dict):
@@ -117,7 +117,7 @@ def mapping(value: object, where: str) -> dict:
     return given
 
 
-def items(value: object, where: str) -> list:
+def items(value: object, where: str) -> list[Any]:
     """A list."""
     given = unfolded(value)
     if not isinstance(given, list | tuple):

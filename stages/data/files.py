@@ -122,7 +122,9 @@ def _opened(name: str) -> Iterator[io.BufferedReader]:
     with _standard_input() if name == STDIN else _open_raw(name) as raw:
         zipped = name.endswith(".gz") or raw.peek(2)[:2] == _GZIP
         try:
-            stream = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if zipped else raw
+            stream: io.BufferedReader = raw
+            if zipped:
+                stream = io.BufferedReader(gzip.GzipFile(fileobj=raw))
             if stream.peek(3)[:3] == _BOM:
                 stream.read(3)
             yield stream
@@ -246,7 +248,8 @@ def _is_beside(kind: Any) -> bool:
     """Times and bytes: no format has them, and Python cannot hold each of them."""
     import pyarrow as pa
 
-    return pa.types.is_temporal(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    known = pa.types
+    return bool(known.is_temporal(kind) or known.is_binary(kind) or known.is_large_binary(kind))
 
 
 def _hub_rows(name: str) -> Iterator[Row]:

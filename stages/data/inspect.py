@@ -26,7 +26,16 @@ from stages.data.encode import (
 )
 from stages.data.fit import response_ids
 from stages.data.kinds import NO_ANSWER
-from stages.data.records import Demonstration, Document, Labelled, Prompt, Ranking, Record, Useless
+from stages.data.records import (
+    Demonstration,
+    Document,
+    Labelled,
+    Prompt,
+    Ranking,
+    Record,
+    Response,
+    Useless,
+)
 from stages.data.report import DUPLICATE, quantiles
 from stages.data.templates import Codec
 
@@ -67,14 +76,14 @@ class _Counts:
     """Counts while the records of a file pass by."""
 
     records: int = 0
-    dropped: Counter = field(default_factory=Counter)
-    k: Counter = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    k: Counter[int] = field(default_factory=Counter)
     pairs: int = 0
     ties: int = 0
-    whole: array = field(default_factory=lambda: array("Q"))
+    whole: array[int] = field(default_factory=lambda: array("Q"))
     openings: set[int] = field(default_factory=set)
-    prompts: array = field(default_factory=lambda: array("q"))
-    responses: array = field(default_factory=lambda: array("q"))
+    prompts: array[int] = field(default_factory=lambda: array("q"))
+    responses: array[int] = field(default_factory=lambda: array("q"))
 
 
 def inspect(
@@ -184,7 +193,7 @@ def _useless(record: Record, format_name: str) -> str:
 
 
 def _count_tokens(record: Record, counts: _Counts, codec: Codec) -> None:
-    prompt, answers = "", []
+    answers: list[Response] = []
     if isinstance(record, Document):
         counts.responses.append(len(codec.encode_response(record.text, end=codec.eos_id)))
         return

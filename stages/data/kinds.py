@@ -68,7 +68,7 @@ class Kind(NamedTuple):
     """Columns of a kind of item, and the way to and from a row of them."""
 
     schema: pa.Schema
-    to_row: Callable[[Any], dict]
+    to_row: Callable[[Any], dict[str, Any]]
     from_row: Callable[[pa.RecordBatch, int], Any]
 
 
@@ -77,10 +77,11 @@ def _schema(*columns: tuple[str, pa.DataType]) -> pa.Schema:
 
 
 def _array(batch: pa.RecordBatch, column: str, n: int) -> np.ndarray:
-    return batch.column(column)[n].values.to_numpy(zero_copy_only=False)
+    values: np.ndarray = batch.column(column)[n].values.to_numpy(zero_copy_only=False)
+    return values
 
 
-def _example_row(item: Example) -> dict:
+def _example_row(item: Example) -> dict[str, Any]:
     return {"length": len(item.ids), "ids": item.ids, "targets": item.targets}
 
 
@@ -88,7 +89,7 @@ def _example(batch: pa.RecordBatch, n: int) -> Example:
     return Example(_array(batch, "ids", n), _array(batch, "targets", n))
 
 
-def _group_row(item: Group) -> dict:
+def _group_row(item: Group) -> dict[str, Any]:
     return {
         "length": len(item.prompt) + sum(map(len, item.answers)),
         "prompt": item.prompt,
@@ -108,7 +109,7 @@ def _group(batch: pa.RecordBatch, n: int) -> Group:
     return Group(_array(batch, "prompt", n), answers, ranks, table)
 
 
-def _judged_row(item: Judged) -> dict:
+def _judged_row(item: Judged) -> dict[str, Any]:
     told = {"scores": item.scores, "source": item.source, "labeler": item.labeler}
     return {**_group_row(item.group), **told}
 
@@ -119,7 +120,7 @@ def _judged(batch: pa.RecordBatch, n: int) -> Judged:
     return Judged(_group(batch, n), None if scores is None else tuple(scores), *told)
 
 
-def _prompt_row(item: PromptItem) -> dict:
+def _prompt_row(item: PromptItem) -> dict[str, Any]:
     written = json.dumps(to_json(item.prompt), ensure_ascii=False)
     beside = {name: value for name, value in item.record.items() if name != "prompt"}
     return {

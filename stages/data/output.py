@@ -37,7 +37,7 @@ def opened(path: Path, sources: Sequence[str], *, force: bool) -> Iterator[TextI
     try:
         os.close(number)
         with (gzip.open if path.suffix == ".gz" else open)(name, "wt", encoding="utf-8") as out:
-            yield out  # type: ignore[misc]
+            yield out
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, target)
     finally:

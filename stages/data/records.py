@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Prompt:
 
     prompt: PromptLike
     origin: str
-    fields: dict | None = None
+    fields: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Cell(str):
 class Row(NamedTuple):
     """One object of a data file, as it was read."""
 
-    fields: dict
+    fields: dict[str, Any]
     origin: str
 
     def at(self, field: str) -> str:

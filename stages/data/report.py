@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class RoleReport:
     response_tokens: dict[str, int]
     answers: dict[int, int]
 
-    def rows(self) -> list[dict]:
+    def rows(self) -> list[dict[str, Any]]:
         """The entries of ``run.json``, one a file; the counts are those of all files together."""
         counts = {"records": self.records, "kept": self.kept, "dropped": dict(self.dropped)}
         pairs = zip(self.files, self.hashes, strict=True)
@@ -67,7 +68,7 @@ class DataReport:
     roles: tuple[RoleReport, ...]
     notes: tuple[str, ...] = ()
 
-    def rows(self) -> list[dict]:
+    def rows(self) -> list[dict[str, Any]]:
         """The ``data`` list of ``run.json``."""
         return [row for role in self.roles for row in role.rows()]
 
@@ -78,12 +79,12 @@ class Tally:
 
     records: int = 0
     kept: int = 0
-    formats: Counter = field(default_factory=Counter)
-    dropped: Counter = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
-    answers: Counter = field(default_factory=Counter)
-    prompts: array = field(default_factory=lambda: array("q"))
-    responses: array = field(default_factory=lambda: array("q"))
+    answers: Counter[int] = field(default_factory=Counter)
+    prompts: array[int] = field(default_factory=lambda: array("q"))
+    responses: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, chunk: Chunk) -> None:
         """Count the records of a chunk."""
@@ -113,7 +114,7 @@ class Tally:
         )
 
 
-def quantiles(lengths: array) -> dict[str, int]:
+def quantiles(lengths: array[int]) -> dict[str, int]:
     """The median and the long end of some lengths."""
     if not lengths:
         return {}
@@ -121,12 +122,12 @@ def quantiles(lengths: array) -> dict[str, int]:
     return {name: int(value) for name, value in zip(_QUANTILES, values, strict=True)}
 
 
-def to_dict(report: RoleReport) -> dict:
+def to_dict(report: RoleReport) -> dict[str, Any]:
     """A report as JSON can hold it."""
     return asdict(report)
 
 
-def from_dict(value: dict) -> RoleReport:
+def from_dict(value: dict[str, Any]) -> RoleReport:
     """The inverse of :func:`to_dict` after JSON."""
     answers = {int(k): n for k, n in value["answers"].items()}
     lists = {name: tuple(value[name]) for name in ("files", "hashes")}

@@ -47,7 +47,8 @@ class Store:
     def origin(self, index: int) -> str:
         """The place of a record: ``file:line``."""
         batch, row = self._find(index)
-        return batch.column("origin")[row].as_py()
+        place: str = batch.column("origin")[row].as_py()
+        return place
 
     def select(self, mask: np.ndarray) -> Store:
         """The items where ``mask`` is True."""
@@ -137,7 +138,7 @@ def _open_here(
     names = tuple(files.find(source))
     hashes = tuple(files.digest(name) for name in names)
 
-    def write() -> tuple[Generator[bytes, None, None], Callable[[], dict]]:
+    def write() -> tuple[Generator[bytes, None, None], Callable[[], dict[str, Any]]]:
         tally = Tally()
         messages = (c.batch for c in stored_chunks(names, spec, codec, tally, reporter))
         return messages, lambda: reports.to_dict(tally.report(names, hashes))

@@ -124,14 +124,15 @@ class Codec:
         tokens = [int(token) for token in ids]
         while not special and tokens and tokens[-1] in self.stop_ids:
             tokens.pop()
-        return self.tokenizer.decode(
+        text: str = self.tokenizer.decode(
             tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
+        return text
 
     @cached_property
     def tokenizer_hash(self) -> str:
         """Changes with anything that can change the ids of a text."""
-        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        fast: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         text = fast.to_str() if hasattr(fast, "to_str") else repr(self.tokenizer)
         return _hash([text, self.vocabulary_hash, list(self.prefix)])
 
@@ -240,6 +241,8 @@ def make_codec(
             do="set eos_token in the tokenizer's configuration",
         )
     eos_id, end_id = (end_id if eos_id is None else eos_id), (eos_id if end_id is None else end_id)
+    assert end_id is not None
+    assert eos_id is not None
     return Codec(
         tokenizer=tokenizer,
         template=template,

@@ -86,7 +86,7 @@ def _pickled(value: object) -> bytes:
 
 
 def _results(threads: _Threads, chunks: Iterator[Any]) -> Iterator[Any]:
-    pending: deque[Future] = deque()
+    pending: deque[Future[Any]] = deque()
     failure: RlhfError | None = None
     while failure is None:
         try:
@@ -125,7 +125,7 @@ class _Threads:
             worker.end()
         self._pool.shutdown(cancel_futures=True)
 
-    def ask(self, chunk: Any) -> Future:
+    def ask(self, chunk: Any) -> Future[Any]:
         """The result that some worker will give."""
         return self._pool.submit(self._ask, chunk)
 
@@ -169,7 +169,7 @@ class _Worker:
     def is_ready(self) -> bool:
         """Whether it could import and unpickle what it needs."""
         try:
-            return self._receive() == ("ready", None)
+            return bool(self._receive() == ("ready", None))
         except ResourceError:
             return False
 

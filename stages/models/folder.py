@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from stages.errors import CheckpointError
 from stages.models.network import Kind
@@ -123,7 +123,7 @@ def is_number(value: object) -> bool:
     )
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

@@ -162,9 +162,13 @@ def _before(segments: tuple[Segment, ...]) -> Tensor:
     for segment in segments:
         if segment.stop > segment.start:
             parent = None if segment.parent is None else segments[segment.parent]
-            empty = parent is None or parent.stop == parent.start
-            before[segment.start] = -1 if empty else parent.stop - 1
+            before[segment.start] = _last(parent)
     return torch.from_numpy(before)
+
+
+def _last(segment: Segment | None) -> int:
+    """Row index of a segment's last token; −1 where there is none."""
+    return -1 if segment is None or segment.stop == segment.start else segment.stop - 1
 
 
 def _with_end(sources: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -213,7 +217,8 @@ def _aligned(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _positions(network: Network, positions: Tensor) -> dict[str, Any]:
-    return {"position_ids": positions} if _takes_positions(type(network.backbone)) else {}
+    backbone: Any = type(network.backbone)
+    return {"position_ids": positions} if _takes_positions(backbone) else {}
 
 
 @lru_cache

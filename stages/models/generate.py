@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -256,8 +256,9 @@ def _decode_with_transformers(
         eos_token_id=list(sampling.stop_ids),
         pad_token_id=0,
     )
-    with _settings(network.module, settings):
-        out = network.module.generate(
+    module: Any = network.module  # it generates, which its declared class does not say
+    with _settings(module, settings):
+        out = module.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             logits_processor=[_Inverse(uniforms.to(ids.device), ids.shape[1], sampling, hear)],

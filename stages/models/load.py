@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -119,7 +120,7 @@ def load_whole(source: str, loading: Loading) -> Network:
     config = reward_config(source, loading.trust_remote_code)
     module = _from_pretrained(AutoModelForSequenceClassification, source, config, loading)
     mean, std = moments_of(identity_of(source), config, source)
-    module.to(loading.arithmetic.device)
+    _move(module, loading.arithmetic.device)
     return Network(module, "reward", "padded", loading.arithmetic.compute, mean, std)
 
 
@@ -136,6 +137,7 @@ def with_fresh_head(source: str, loading: Loading, *, seed: int, kind: Kind = "r
         AutoModelForSequenceClassification, source, config, loading, fresh_head=True
     )
     weight = score_head(module).weight
+    assert isinstance(weight, torch.Tensor)
     generator = torch.Generator().manual_seed(seed_of(seed, "head"))
     fresh = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
     with torch.no_grad():
@@ -232,15 +234,22 @@ def _require_finite(module: PreTrainedModel, source: str) -> None:
             )
 
 
-def _network(module: PreTrainedModel, kind: Kind, loading: Loading, **moments: float) -> Network:
+def _network(
+    module: PreTrainedModel, kind: Kind, loading: Loading, *, mean: float = 0.0, std: float = 1.0
+) -> Network:
     verdict = verdict_of(module.config)
     if verdict.mode != "padded":
         module.set_attn_implementation(attention.NAME)
     if loading.gradient_checkpointing:
         module.gradient_checkpointing_enable({"use_reentrant": False})
-    module.to(loading.arithmetic.device)
+    _move(module, loading.arithmetic.device)
     compute = loading.arithmetic.compute
-    return Network(module, kind, verdict.mode, compute, cached=verdict.cached, **moments)
+    return Network(module, kind, verdict.mode, compute, mean, std, verdict.cached)
+
+
+def _move(module: nn.Module, device: torch.device) -> None:
+    """Put the weights where they are computed with."""
+    module.to(device)
 
 
 _VERDICTS: dict[str, Verdict] = {}

@@ -134,7 +134,8 @@ def save_adapter(
     }
     stored = {name: value.to(dtype or value.dtype).cpu() for name, value in named.items()}
     save_file(stored, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = module.peft_config[ADAPTER].to_dict()
+    adapter: Any = module.peft_config[ADAPTER]
+    config = adapter.to_dict()
     location = model_folder(base)
     config["base_model_name_or_path"] = str(location) if location.is_dir() else base
     config["inference_mode"] = True
@@ -151,7 +152,7 @@ def _peft_config(module: PreTrainedModel, kind: Kind, lora: Lora) -> Any:
     _require_rank(lora.rank, {name: layers[name] for name in chosen})
     return LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft divides it by r, and no more
         lora_dropout=lora.dropout,
         target_modules=_shortest(chosen, [name for name, _ in module.named_modules()]),
         fan_in_fan_out=any(isinstance(layers[name], Conv1D) for name in chosen),

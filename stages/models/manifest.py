@@ -68,7 +68,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
         CheckpointError: it cannot be read, or names something outside of its folder.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         for name, facts in values.items():
             if Path(name).name != name or len(name.encode()) > LONGEST_NAME:
                 raise ValueError(f"{name!r} is no name of a file")

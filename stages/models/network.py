@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -105,7 +105,7 @@ def switched_off(module: nn.Module) -> Iterator[None]:
     """
     # A transformers model has a method of this name too, for adapters that it loaded itself.
     layers = [m for m in module.modules() if not isinstance(m, PreTrainedModel)]
-    switches = [m for m in layers if hasattr(m, "enable_adapters")]
+    switches: list[Any] = [m for m in layers if hasattr(m, "enable_adapters")]
     for switch in switches:
         switch.enable_adapters(False)
     try:

@@ -52,7 +52,8 @@ def order_sums(device: torch.device) -> None:
     """
     if device.type == "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs
+        # A debugging aid that costs; torch gives its module this property as it is imported.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _device(name: str, local_rank: int) -> torch.device:

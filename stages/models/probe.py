@@ -138,8 +138,8 @@ def _example(vocabulary: int) -> PackedRow:
     def ids(*lengths: int) -> tuple[np.ndarray, ...]:
         return tuple(rng.integers(0, vocabulary, n) for n in lengths)
 
-    first = Group(*ids(5), ids(4, 6), (1, 2))
-    second = Group(*ids(3), ids(7, 5, 6), (1, 2, 3))
+    first = Group(ids(5)[0], ids(4, 6), (1, 2))
+    second = Group(ids(3)[0], ids(7, 5, 6), (1, 2, 3))
     return pack_groups([first, second]).batch.row
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -64,7 +64,8 @@ def apply_special_tokens(
     stop_ids: tuple[int, ...],
 ) -> None:
     """Bring model config, generation settings and embedding into agreement with the tokenizer."""
-    if len(tokenizer) > module.get_input_embeddings().weight.shape[0]:
+    embedding: Any = module.get_input_embeddings()
+    if len(tokenizer) > embedding.weight.shape[0]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # every copy of the model gets the same new rows
             module.resize_token_embeddings(len(tokenizer), mean_resizing=False)

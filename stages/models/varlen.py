@@ -19,6 +19,7 @@ import inspect
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,7 +78,9 @@ class Varlen:
         queries, keys, values = (t.transpose(0, 1).to(dtype) for t in (query, key, value))
         if self.keys is not None:
             keys, values = keys[self.keys], values[self.keys]
-        return kernel()(
+        attention = kernel()
+        assert attention is not None
+        attended: Tensor = attention(
             queries,
             keys,
             values,
@@ -90,6 +93,7 @@ class Varlen:
             window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=query.shape[0] != key.shape[0],
         )
+        return attended
 
 
 def suits(query: Tensor, value: Tensor, *, dropout: float, softcap: float | None) -> bool:
@@ -123,7 +127,7 @@ def available(device: torch.device) -> bool:
 
 
 @lru_cache
-def kernel() -> Callable[..., Tensor] | None:
+def kernel() -> Callable[..., Any] | None:
     """The kernel; None in a torch that has none, or one without windows or shared keys."""
     try:
         from torch.nn.attention.varlen import varlen_attn

@@ -7,7 +7,7 @@ tensor on a Llama. ``make bench-memory`` holds the whole against runs.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -104,7 +104,7 @@ def shape_of(
     Raises:
         ConfigError: adapters are asked for where the family has no such layer.
     """
-    auto = AutoModelForCausalLM if kind == "policy" else AutoModelForSequenceClassification
+    auto: Any = AutoModelForCausalLM if kind == "policy" else AutoModelForSequenceClassification
     with torch.device("meta"):
         model = auto.from_config(config, trust_remote_code=trust_remote_code)
         parameters = sum(p.numel() for p in model.parameters())

@@ -140,7 +140,8 @@ def require_finite_weights(trained: Trainee, *, what: str) -> None:
 
 def gradient_norm(trained: Trainee) -> float:
     """The norm of the gradients as they are."""
-    return float(torch.nn.utils.get_total_norm([p.grad for p in trained.parameters]))
+    gradients = [p.grad for p in trained.parameters if p.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients))
 
 
 @torch.no_grad()

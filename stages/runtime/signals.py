@@ -139,7 +139,7 @@ def may_handle() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-_masks: list[set[signal.Signals]] = []
+_masks: list[set[int | signal.Signals]] = []
 
 
 def _hold() -> None:

@@ -211,7 +211,7 @@ def choose(name: str, fields: Fields, where: str) -> Format:
 
 def _renaming(fields: Fields) -> str:
     """How the columns could be renamed, where their names are telling."""
-    found = {}
+    found: dict[str, str] = {}
     for ours, names in _FOREIGN.items():
         known = [name for name in names if name in fields and ours not in fields]
         found |= {known[0]: ours} if known else {}

@@ -16,9 +16,10 @@ _OUTCOMES = ("winner_model_a", "winner_model_b", "winner_tie")
 
 def nectar(row: Row, as_messages: bool) -> Ranking:
     """Nectar: a dialogue prompt and ``answers`` with ranks from 1, written as floats."""
-    prompt: str | Turns = f.text(f.get(row, "prompt"), row.at("prompt"))
-    if as_messages and prompt.lstrip().startswith("Human:"):
-        prompt = pairs.turns_of(prompt)
+    written = f.text(f.get(row, "prompt"), row.at("prompt"))
+    prompt: str | Turns = written
+    if as_messages and written.lstrip().startswith("Human:"):
+        prompt = pairs.turns_of(written)
     where = row.at("answers")
     given = f.items(f.get(row, "answers"), where)
     answers = [f.mapping(answer, f"{where}[{n}]") for n, answer in enumerate(given)]
@@ -57,7 +58,7 @@ def _completion(value: object, where: str) -> Response:
     return Response(text, score=score, model=f.name(given.get("model")))
 
 
-def _first(aspect: object) -> dict:
+def _first(aspect: object) -> dict[str, Any]:
     """The judgement of an aspect, which one version of the data set has in a list."""
     found = aspect[0] if isinstance(aspect, list) and aspect else aspect
     return found if isinstance(found, dict) else {}
@@ -96,7 +97,7 @@ def distilabel(row: Row) -> Ranking:
     return Ranking(prompt, responses, row.origin)
 
 
-def _list_or_none(value: object, where: str) -> list | None:
+def _list_or_none(value: object, where: str) -> list[Any] | None:
     return None if value is None else f.items(value, where)
 
 
@@ -117,10 +118,10 @@ def summarize_from_feedback(row: Row) -> Ranking:
     return replace(found, labeler=f.name(row.fields.get("worker")))
 
 
-def _post(info: dict, where: str) -> str:
+def _post(info: dict[str, Any], where: str) -> str:
     heads = {"subreddit": "SUBREDDIT: r/", "title": "TITLE: ", "post": "POST: ", "article": ""}
     texts = {name: f.optional_text(info.get(name), f"{where}.{name}") for name in heads}
-    parts = [head + texts[name] for name, head in heads.items() if texts[name]]
+    parts = [head + text for name, head in heads.items() if (text := texts[name])]
     return "\n\n".join([*parts, "TL;DR:"])
 
 

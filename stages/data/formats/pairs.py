@@ -160,5 +160,5 @@ def _score(row: Row, side: str) -> float | None:
     first, *others = (name.format(side) for name in _SCORES)
     if first in row.fields:
         return f.number(row.fields[first], row.at(first))
-    found = (row.fields.get(name) for name in others)
+    found = (row.fields[name] for name in others if name in row.fields)
     return next((float(n) for n in found if type(n) in (int, float) and isfinite(n)), None)

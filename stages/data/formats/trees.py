@@ -28,8 +28,8 @@ def read_trees(rows: Iterable[Row], as_messages: bool) -> Iterator[Record]:
 
 def read_flat(rows: Iterable[Row], as_messages: bool) -> Iterator[Record]:
     """The ranked groups of one message a row. All messages are held until their trees are whole."""
-    replies: dict[str, list[dict]] = {}
-    roots: list[tuple[dict, Row]] = []
+    replies: dict[str, list[dict[str, Any]]] = {}
+    roots: list[tuple[dict[str, Any], Row]] = []
     known: set[str] = set()
     first: dict[str, str] = {}
     for row in rows:
@@ -68,7 +68,7 @@ def _groups(value: object, path: Turns, where: str, origin: str) -> Iterator[Ran
         pending += reversed([(reply, below, place) for reply, place in nodes])
 
 
-def _turn(node: dict, where: str) -> Message:
+def _turn(node: dict[str, Any], where: str) -> Message:
     role = f.text(node.get("role"), f"{where}.role")
     if role not in _ROLES:
         f.wrong(f"unknown role {role!r}", f"{where}.role", "roles are prompter and assistant")

@@ -81,4 +81,5 @@ class Encoder:
         with network.autocast():
             raw = network.module(**batch).logits[:, 0]
         exact = raw if raw.dtype == torch.float64 else raw.float()
-        return ((exact - network.mean) / network.std).tolist()
+        scores: list[float] = ((exact - network.mean) / network.std).tolist()
+        return scores

@@ -23,7 +23,7 @@ from stages.errors import ConfigError, RlhfError
 from stages.runtime.rewards.foreign import as_found
 from stages.runtime.rewards.texts import Absent, Answer, Score, Scorer, failed, is_score, told
 
-Function = Callable[[list, list, list], Any]
+Function = Callable[[list[Any], list[Any], list[Any]], Any]
 
 
 class _Returned(NamedTuple):
@@ -47,7 +47,7 @@ def load(placed: Placed) -> Function:
     term = placed.term
     assert isinstance(term, PythonReward)
     module = _run(placed, term)
-    function = getattr(module, term.function, None)
+    function: Function | None = getattr(module, term.function, None)
     named = f"{placed.key}.function: {term.function}"
     if not callable(function):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
