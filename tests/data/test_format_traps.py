@@ -372,6 +372,8 @@ def test_scores_of_pairs_are_known_under_their_usual_names():
         row |= {names.format("chosen"): 5, names.format("rejected"): 2.5}
         _, (record,) = read(row)
         assert [r.score for r in record.responses] == [5.0, 2.5], names
+        _, (record,) = read(row | {names.format("chosen"): 10**400})
+        assert [r.score for r in record.responses] == [None, 2.5], names
 
 
 # Demonstrations.

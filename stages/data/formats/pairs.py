@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from stages.data import fields as f
@@ -23,6 +23,7 @@ from stages.data.records import (
 _HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 _SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 DIFFER = "the prompts of the two answers differ"
+_LARGEST = sys.float_info.max  # nothing is told by what no float holds, nor by NaN
 _ASKED = ("prompt", "question", "input")
 _SCORES = ("score_{}", "{}_score", "{}-rating", "{}_rating")
 _REPEATED = 40  # nobody begins both answers with so long a prompt; so the file repeats it there
@@ -161,4 +162,4 @@ def _score(row: Row, side: str) -> float | None:
     if first in row.fields:
         return f.number(row.fields[first], row.at(first))
     found = (row.fields[name] for name in others if name in row.fields)
-    return next((float(n) for n in found if type(n) in (int, float) and isfinite(n)), None)
+    return next((float(n) for n in found if type(n) in (int, float) and abs(n) <= _LARGEST), None)
