@@ -53,8 +53,8 @@ bench-memory: $(READY)  ## the memory that is foretold beside what runs take; so
 bench-growth: $(PLOT)  ## how time and memory grow
 	"$(BIN)/python" -m benchmarks.growth
 
-compare: $(PLOT)  ## every method on the embedded task, three seeds; about an hour
-	"$(BIN)/python" -m benchmarks.compare
+compare: $(PLOT)  ## every method on the embedded task, three seeds; about half an hour
+	"$(BIN)/python" -m benchmarks.compare --fresh
 
 compare-quick: $(READY)  ## the same with one seed and a third of the steps; stores nothing
 	"$(BIN)/python" -m benchmarks.compare --quick --fresh

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import importlib.util
 import json
 import os
@@ -47,6 +48,8 @@ Scorer = Callable[[str, str], float]
 def main() -> None:
     """Train and judge every method with every seed, then print and store the table."""
     options = _options()
+    if options.stored:
+        importlib.import_module("matplotlib")  # not missed after half an hour
     place = PLACE / ("quick" if options.quick else "whole")
     if options.fresh:
         shutil.rmtree(place, ignore_errors=True)
@@ -77,7 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one seed, a third of the steps")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds; results stay aside")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="some; results stay aside")
-    parser.add_argument("--fresh", action="store_true", help="do again what was done before")
+    parser.add_argument("--fresh", action="store_true", help="leave nothing of an earlier call: it goes on otherwise")
     options = parser.parse_args()
     options.stored = not (options.quick or options.seeds or options.methods)
     options.seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
