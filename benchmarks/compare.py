@@ -80,7 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one seed, a third of the steps")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds; results stay aside")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="some; results stay aside")
-    parser.add_argument("--fresh", action="store_true", help="leave nothing of an earlier call: it goes on otherwise")
+    parser.add_argument("--fresh", action="store_true", help="keep nothing of an earlier call")
     options = parser.parse_args()
     options.stored = not (options.quick or options.seeds or options.methods)
     options.seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
