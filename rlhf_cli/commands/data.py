@@ -130,7 +130,7 @@ def convert(
             done = conversion.convert(name, to, sys.stdout, reporter=reporter, **settings)
             reporter.note(_summary(done, output))
             return
-        with opened(Path(output).expanduser(), [name], force=force) as out:
+        with opened(Path(output).expanduser(), name, force=force) as out:
             done = conversion.convert(name, to, out, reporter=reporter, **settings)
     told = {"file": file, "to": to, "output": output, **asdict(done)}
     print(json.dumps(told) if as_json else _summary(done, output), flush=True)

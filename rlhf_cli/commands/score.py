@@ -73,7 +73,7 @@ def score(
         assert output is not None
         files = (each.term for each in terms if isinstance(each.term, ModelReward | PythonReward))
         read = [file, reward, *(term.path for term in files)]
-        with opened(Path(output).expanduser(), read, force=force) as out:
+        with opened(Path(output).expanduser(), *read, force=force) as out:
             done = stage_score.run(wanted, reporter, out.write)
     told = {"file": file, "output": output, **done}
     print(json.dumps(told) if as_json else _summary(done, output), flush=True)

@@ -14,7 +14,7 @@ from stages.errors import ConfigError
 
 
 @contextmanager
-def opened(path: Path, sources: Sequence[str], *, force: bool) -> Iterator[TextIO]:
+def opened(path: Path, *sources: str, force: bool) -> Iterator[TextIO]:
     """A new file, compressed where its name ends in ``.gz``, that is there only when complete.
 
     A link stays one: the file that it leads to is written.
