@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rlhf_cli.console import clean, is_main_process
@@ -53,10 +54,11 @@ def report(error: BaseException, *, as_json: bool, debug: bool, resumes: bool = 
     command has ``--resume``.
     """
     failure = explain(error, resumes=resumes)
-    if failure.is_bug or debug:
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        print(clean(trace, keep="\n\t"), end="", file=sys.stderr)
-    print(as_text(failure), file=sys.stderr, flush=True)
+    with suppress(OSError):  # where stderr leads is full or gone; the exit code still tells
+        if failure.is_bug or debug:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            print(clean(trace, keep="\n\t"), end="", file=sys.stderr)
+        print(as_text(failure), file=sys.stderr, flush=True)
     if as_json and (is_main_process() or LAUNCHED in os.environ):
         try:
             print(as_object(failure), flush=True)

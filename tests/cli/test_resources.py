@@ -201,6 +201,18 @@ def test_a_full_disk_behind_stdout_ends_with_6(flags: list[str]) -> None:
     assert "--resume" not in ended.stderr  # which this command does not have
 
 
+@pytest.mark.parametrize(("argv", "code"), [(["schema", "sft"], 6), (["schema", "sftt"], 2)])
+def test_the_exit_code_needs_no_room_for_the_message(argv: list[str], code: int) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "rlhf_cli", "config", *argv],
+            stdout=full,
+            stderr=full,
+            cwd=Path(__file__).parents[2],
+        )
+    assert ended.returncode == code
+
+
 def ppo_config() -> Any:
     values = {"model": "base", "data": {"train": "x"}, "output": "runs/ppo"}
     return resolve({"stage": "ppo", "reward": {"path": "reward"}, **values})
