@@ -63,20 +63,26 @@ def score(
     from stages.data.output import opened
 
     with make_reporter(as_json=as_json, quiet=quiet) as reporter:
-        wanted = stage_score.ScoreOptions(
-            terms, one_file(file), device, precision, trust_remote_code
-        )
+        name = one_file(file)
+        wanted = stage_score.ScoreOptions(terms, name, device, precision, trust_remote_code)
         if to_stdout:
             done = stage_score.run(wanted, reporter, sys.stdout.write)
             reporter.note(_summary(done, "stdout"))
             return
         assert output is not None
         files = (each.term for each in terms if isinstance(each.term, ModelReward | PythonReward))
-        read = [file, reward, *(term.path for term in files)]
+        read = [name, reward, *(path for term in files for path in _read_at(term.path))]
         with opened(Path(output).expanduser(), *read, force=force) as out:
             done = stage_score.run(wanted, reporter, out.write)
     told = {"file": file, "output": output, **done}
     print(json.dumps(told) if as_json else _summary(done, output), flush=True)
+
+
+def _read_at(path: str) -> tuple[str, str]:
+    """The path of a term, and the model in it where it is a run folder."""
+    from stages.models.folder import model_folder
+
+    return path, str(model_folder(path))
 
 
 def _summary(done: Mapping[str, Any], output: str) -> str:

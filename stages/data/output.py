@@ -6,10 +6,11 @@ import gzip
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from stages.data.files import STDIN
 from stages.errors import ConfigError
 
 
@@ -21,7 +22,8 @@ def opened(path: Path, *sources: str, force: bool) -> Iterator[TextIO]:
 
     Args:
         path: of the new file.
-        sources: files and folders that are read for it, and never replaced.
+        sources: files and folders that are read for it, and never replaced; ``-`` is what
+            standard input reads.
         force: whether a file that is there already may go.
 
     Raises:
@@ -55,15 +57,28 @@ def _require_writable(path: Path, target: Path, sources: Sequence[str], *, force
     if target.exists() and not target.is_file():
         do = "give --output -, and lead standard output there"
         raise ConfigError("is a device or a pipe, which no file replaces", where=where, do=do)
-    for source in map(Path, sources):
+    for source in sources:
         do = "give the new file another name"
-        if target.exists() and source.exists() and target.samefile(source):
+        if target.exists() and _is_read(target, source):
             raise ConfigError("is a file that is read", where=where, do=do)
-        if source.is_dir() and target.is_relative_to(source.resolve()):
+        if Path(source).is_dir() and _lies_in(target, Path(source)):
             raise ConfigError(f"lies in {source}, which is read", where=where, do=do)
     if target.exists() and not force:
         do = "give another name, or replace it with --force"
         raise ConfigError("is there already", where=where, do=do)
+
+
+def _is_read(target: Path, source: str) -> bool:
+    with suppress(OSError):  # no source, or a standard input that is closed
+        read = os.fstat(0) if source == STDIN else os.stat(source)
+        return os.path.samestat(target.stat(), read)
+    return False
+
+
+def _lies_in(target: Path, folder: Path) -> bool:
+    """Whether it is below the folder, or below what a link in the folder leads to."""
+    links = (path for path in folder.rglob("*") if path.is_symlink())
+    return any(target.is_relative_to(os.path.realpath(path)) for path in (folder, *links))
 
 
 def _unwritable(path: Path, why: str | None) -> ConfigError:

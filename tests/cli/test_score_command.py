@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,37 @@ def test_what_is_read_is_never_replaced(reward: str, output: str, words: str, ca
     Path("link.jsonl").symlink_to("judge/config.json")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     assert words in refused(capsys, 2, reward, "lines.jsonl", "--output", output, "--force")
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["~/lines.jsonl", "line?.jsonl", "-"])
+def test_the_file_that_another_name_leads_to_is_not_replaced(
+    name: str, tmp_path: Path, capfd: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    before = Path("lines.jsonl").read_bytes()
+    kept = os.dup(0)
+    with open("lines.jsonl") as stdin:
+        os.dup2(stdin.fileno(), 0)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        told = refused(capfd, 2, "rule.yaml", name, "--output", "lines.jsonl", "--force")
+    os.dup2(kept, 0)
+    os.close(kept)
+    assert "is a file that is read" in told
+    assert Path("lines.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("output", ["elsewhere/config.json", "elsewhere/new.jsonl", "blob"])
+def test_a_link_in_a_model_folder_is_read_too(output: str, capsys: Any) -> None:
+    for folder in ("judge", "elsewhere"):
+        Path(folder).mkdir()
+    Path("judge/model").symlink_to("../elsewhere")
+    Path("elsewhere/config.json").write_text("{}")
+    Path("blob").write_text("weights")
+    Path("elsewhere/model.safetensors").symlink_to("../blob")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    told = refused(capsys, 2, "judge", "lines.jsonl", "--output", output, "--force")
+    assert "which is read" in told
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
