@@ -11,7 +11,7 @@ import typer
 from rlhf_cli import gates
 from rlhf_cli.commands import options
 from rlhf_cli.commands.check import as_lines
-from rlhf_cli.commands.options import require_place, reward_terms
+from rlhf_cli.commands.options import require_place, require_utf8, reward_terms
 from rlhf_cli.commands.sample import check_numbers
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
@@ -95,6 +95,7 @@ def evaluate(
     require_place(device, precision)
     sizes = _sizes(best_of)
     terms = () if reward is None else reward_terms(reward)
+    require_utf8("FILE", file)
     bounds = [gates.parse_figure(text, (*OF_REWARD, *NEEDS)) for text in require or ()]
     silence_libraries(debug=debug)
     from stages import evaluate as figures

@@ -90,6 +90,22 @@ def require_choice(option: str, value: str | None, words: Sequence[str]) -> None
         )
 
 
+def require_utf8(argument: str, name: str) -> None:
+    """Refuse a file whose name a config cannot hold.
+
+    Raises:
+        ConfigError: the name has bytes that are no text.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the name {name} is not UTF-8",
+            do="rename the file, or lead to it by a link with another name",
+            where=f"command line: {argument}",
+        ) from None
+
+
 def require_place(device: str, precision: str) -> None:
     """Refuse a device or a number format that there is not.
 

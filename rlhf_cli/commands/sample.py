@@ -12,7 +12,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from rlhf_cli.commands import options
-from rlhf_cli.commands.options import require_number
+from rlhf_cli.commands.options import require_number, require_utf8
 from rlhf_cli.commands.standard_output import is_stdout
 from rlhf_cli.console import clean, make_reporter, silence_libraries
 from stages.errors import ConfigError
@@ -41,6 +41,7 @@ def sample(
     """Sample K answers per prompt, for people to rank (JSONL)."""
     file = None if output is None or is_stdout(output) else output
     check_numbers(k, max_new_tokens, temperature, top_p, limit)
+    require_utf8("PROMPTS", prompts)
     _check_output(file, resume=resume, as_json=as_json)
     silence_libraries(debug=debug)
     from stages import sample as stage_sample

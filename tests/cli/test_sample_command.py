@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf_cli.app import main
+from tests.stages.project import Project
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,17 @@ def test_numbers_out_of_range_are_refused_by_name(
     assert main(["sample", "p", "q", *argv]) == 2
     assert f"command line: {argv[0]}: " in capsys.readouterr().err
     assert fake_sample == []
+
+
+@pytest.mark.parametrize("command", ["sample", "evaluate"])
+def test_a_file_name_that_is_not_utf8_is_refused(
+    command: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Project(tmp_path).model("base")
+    name = os.fsdecode(b"prompts\xff.jsonl")
+    Path(name).write_text('{"prompt": "ab:"}\n')
+    assert main([command, "base", name]) == 2
+    told = capsys.readouterr().err
+    assert "is not UTF-8" in told
+    assert "rename the file" in told
