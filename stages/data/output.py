@@ -42,6 +42,9 @@ def opened(path: Path, *sources: str, force: bool) -> Iterator[TextIO]:
             yield out
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, target)
+    except OSError as error:  # a full disk does not say which file it was
+        error.filename = error.filename or str(path)
+        raise
     finally:
         Path(name).unlink(missing_ok=True)
 

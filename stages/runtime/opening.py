@@ -161,17 +161,25 @@ def require_parents(session: Session, parents: list[dict[str, str]]) -> None:
     """Record the models a run was made from; on resume they must be the same.
 
     Raises:
-        CheckpointError: the weights of one have changed since the run was started.
+        CheckpointError: the weights of one, or how its scores are scaled, have changed since the
+            run was started.
     """
     stored = (run_dir.read_run(session.folder) or {}) if session.resume_from else {}
-    before = {(p["role"], p["path"]): p["hash"] for p in stored.get("parents", [])}
+    before = {(p["role"], p["path"]): p for p in stored.get("parents", [])}
     for parent in parents:
-        known = before.get((parent["role"], parent["path"]))
-        if known is not None and known != parent["hash"]:
+        known = before.get((parent["role"], parent["path"]), parent)
+        if known["hash"] != parent["hash"]:
             raise CheckpointError(
                 f"the weights of the {parent['role']} have changed since the run was started",
                 where=parent["path"],
                 do="put the earlier weights back, or start anew with --overwrite",
+            )
+        if known.get("scale") != parent.get("scale"):
+            raise CheckpointError(
+                f"the scores of the {parent['role']} had {known.get('scale')} when the run was "
+                f"started, and have {parent.get('scale')}",
+                where=f"{parent['path']}: rlhf.json",
+                do="put the earlier numbers back, or start anew with --overwrite",
             )
     session.facts["parents"] = parents
 

@@ -200,8 +200,13 @@ def publish(
 
 
 def parent(role: str, source: str) -> dict[str, str]:
-    """A model that a run is made from, with a hash of its weights."""
-    return {"role": role, "path": source, "hash": weights_hash(model_folder(source))}
+    """A model that a run is made from, with a hash of its weights, and how its score is scaled."""
+    folder = model_folder(source)
+    found = {"role": role, "path": source, "hash": weights_hash(folder)}
+    identity = read_identity(folder) if folder.is_dir() else None
+    if identity is not None and identity.kind != "policy":
+        found["scale"] = f"mean {identity.mean!r}, std {identity.std!r}"
+    return found
 
 
 def say_layout(session: Session, network: Network, name: str) -> None:

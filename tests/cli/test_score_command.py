@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -180,6 +181,17 @@ def test_a_link_in_a_model_folder_is_read_too(output: str, capsys: Any) -> None:
     told = refused(capsys, 2, "judge", "lines.jsonl", "--output", output, "--force")
     assert "which is read" in told
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+def test_a_full_disk_is_told_with_the_file(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    assert "out.jsonl: the disk is full" in refused(
+        capsys, 6, "rule.yaml", "lines.jsonl", "--output", "out.jsonl"
+    )
+    assert not list(Path().glob(".tmp-*"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -92,6 +93,12 @@ def test_what_it_prints_does_not_reach_standard_output(folder: Path, capfd: Any)
     assert {"loaded", "called", "shell"} <= set(err.split())
 
 
+def test_there_is_nothing_for_it_to_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a turn of a chat\n"))
+    assert "raised EOFError" in failure(body("return [float(input())]")).what
+    assert sys.stdin.read() == "a turn of a chat\n"
+
+
 def test_an_error_names_file_line_and_the_prompt_that_causes_it(folder: Path) -> None:
     error = failure(body("return [1 / (a != 'two') for a in answers]"))
     assert error.where == "r.py:2"
@@ -135,6 +142,7 @@ def test_whatever_comes_of_a_call_is_told_in_one_line(code: str, words: str, fol
             lambda: signal.getsignal(signal.SIGTERM),
         ),
         ("import sys; sys.stdout.close()", lambda: sys.stdout.closed),
+        ("import sys; sys.stdin.close()", lambda: sys.stdin.closed),
         ("import sys; sys.stderr.close()", lambda: sys.stderr.closed),
         ("records[0]['seen'].append(1)", lambda: str(ANSWERS_SEEN[0].record)),
     ],

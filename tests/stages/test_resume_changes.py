@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages import ppo, sft
+from stages import online, ppo, reward_model, sft
 from stages.config import STAGES
 from stages.data.chat_template import CHATML
 from stages.errors import CheckpointError, Interrupted
@@ -93,6 +93,21 @@ def test_whichever_parent_of_ppo_has_changed_is_named(project: Project, role: st
         ppo.run(config, QUIET, resume=True)
     assert caught.value.where == place
     assert caught.value.exit_code == 4
+
+
+def test_a_score_that_is_scaled_otherwise_is_refused(project: Project) -> None:
+    reward_model.run(project.config("reward_model", **{"train.max_steps": 1}), QUIET)
+    config = project.config("grpo", reward={"path": "runs/reward_model"})
+    with pytest.raises(Interrupted):
+        online.run(config, Listener(stop_at=1))
+    told = Path("runs/reward_model/model/rlhf.json")
+    before, values = told.read_text(), json.loads(told.read_text())
+    told.write_text(json.dumps(values | {"mean": values["mean"] + 1}))
+    with pytest.raises(CheckpointError, match="the scores of the reward had mean ") as caught:
+        online.run(config, QUIET, resume=True)
+    assert caught.value.where == "runs/reward_model: rlhf.json"
+    told.write_text(before)
+    assert online.run(config, QUIET, resume=True).status == "done"
 
 
 def test_a_template_file_that_has_changed_is_refused(project: Project) -> None:

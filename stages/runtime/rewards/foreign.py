@@ -10,6 +10,7 @@ number of threads changes the rounding, and another handler lets no signal stop 
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -55,6 +56,16 @@ class _Lent:
 
 
 @contextmanager
+def _nothing_to_read() -> Iterator[None]:
+    """Standard input is empty: what stands there is the command's, such as the turns of a chat."""
+    before, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdin = before
+
+
+@contextmanager
 def _stdout_is_stderr() -> Iterator[None]:
     """Standard output leads to standard error, for Python and for what it starts."""
     sys.stdout.flush()
@@ -65,7 +76,7 @@ def _stdout_is_stderr() -> Iterator[None]:
         kept = None
     lent: Any = _Lent(sys.stderr)
     try:
-        with redirect_stdout(lent), redirect_stderr(lent):
+        with redirect_stdout(lent), redirect_stderr(lent), _nothing_to_read():
             yield
     finally:
         if kept is not None:
