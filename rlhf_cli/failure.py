@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
+from typing import TextIO
 
 from rlhf_cli.console import clean, is_main_process
 from rlhf_cli.world import LAUNCHED
@@ -54,16 +54,18 @@ def report(error: BaseException, *, as_json: bool, debug: bool, resumes: bool = 
     command has ``--resume``.
     """
     failure = explain(error, resumes=resumes)
-    with suppress(OSError):  # where stderr leads is full or gone; the exit code still tells
+    try:
         if failure.is_bug or debug:
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             print(clean(trace, keep="\n\t"), end="", file=sys.stderr)
         print(as_text(failure), file=sys.stderr, flush=True)
+    except OSError:  # where stderr leads is full or gone; the exit code still tells
+        _let_go_of(sys.stderr)
     if as_json and (is_main_process() or LAUNCHED in os.environ):
         try:
             print(as_object(failure), flush=True)
         except OSError:  # where stdout leads is full or gone; the exit code still tells
-            _let_go_of_stdout()
+            _let_go_of(sys.stdout)
     return failure.exit
 
 
@@ -105,13 +107,13 @@ def as_object(failure: Failure) -> str:
 
 def reader_left() -> int:
     """The reader of stdout (such as ``head``) has gone: end quietly, like a tool of Unix."""
-    _let_go_of_stdout()
+    _let_go_of(sys.stdout)
     return SIGPIPE_CODE
 
 
-def _let_go_of_stdout() -> None:
-    # Python flushes stdout once more at its end; into the closed pipe this would be an error again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _let_go_of(stream: TextIO) -> None:
+    # Python flushes it once more at its end; into the closed pipe this would be an error again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _usage(error: BaseException) -> Failure:

@@ -201,13 +201,17 @@ def test_a_full_disk_behind_stdout_ends_with_6(flags: list[str]) -> None:
     assert "--resume" not in ended.stderr  # which this command does not have
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(("argv", "code"), [(["schema", "sft"], 6), (["schema", "sftt"], 2)])
-def test_the_exit_code_needs_no_room_for_the_message(argv: list[str], code: int) -> None:
+def test_the_exit_code_needs_no_room_for_the_message(
+    argv: list[str], code: int, unbuffered: str
+) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "rlhf_cli", "config", *argv],
             stdout=full,
             stderr=full,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
             cwd=Path(__file__).parents[2],
         )
     assert ended.returncode == code
