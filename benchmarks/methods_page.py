@@ -97,7 +97,8 @@ def _spread(values: Sequence[float], digits: int) -> str:
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
     low, high = min(values), max(values)
-    return f"{mean(values):.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+    to = " to " if low < 0 else "–"
+    return f"{mean(values):.{digits}f} ({low:.{digits}f}{to}{high:.{digits}f})"
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
