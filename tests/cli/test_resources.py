@@ -55,6 +55,7 @@ def limited(limit: Callable[[], None], *argv: str, out: Path) -> Ended:
                 file = os.open(out / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(file, number)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            sys.dont_write_bytecode = True  # under a limit half of it would be written and stay
             limit()
             code = main([*argv, "--json"])
         finally:
