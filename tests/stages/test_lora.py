@@ -35,7 +35,7 @@ from tests.stages.results import (
     run_json,
     weights,
 )
-from tests.stages.test_processes import require_equal, two_processes, written
+from tests.stages.test_processes import require_ppo_of_two_equal
 from tests.stages.watch import in_rollout_order, watch_models, watch_steps
 
 QUIET = SilentReporter()
@@ -308,13 +308,7 @@ def test_a_wrong_target_is_refused_by_check_and_stage_in_the_same_words(project:
 
 @pytest.mark.slow
 def test_two_processes_train_the_adapters_that_one_trains(project: Project) -> None:
-    changes = {"lora.rank": 2}
-    written(project, "ppo", "two", **changes)
-    child = two_processes("ppo", "two")
-    ppo.run(written(project, "ppo", "one", **changes), QUIET)
-    err = child.communicate(timeout=300)[1]
-    assert child.returncode == 0, err
-    require_equal("ppo")
+    require_ppo_of_two_equal(project, **{"lora.rank": 2})
 
 
 def test_gradient_checkpointing_changes_no_number(project: Project) -> None:

@@ -69,6 +69,16 @@ def two_processes(stage: str, output: str, *more: str) -> subprocess.Popen[str]:
     return start(*command)
 
 
+def require_ppo_of_two_equal(project: Project, **changes: Any) -> None:
+    """PPO under these changes gives on two processes what it gives on one."""
+    written(project, "ppo", "two", **changes)
+    child = two_processes("ppo", "two")
+    ppo.run(written(project, "ppo", "one", **changes), QUIET)
+    err = child.communicate(timeout=300)[1]
+    assert child.returncode == 0, err
+    require_equal("ppo")
+
+
 def require_equal(stage: str, one: str = "one", two: str = "two") -> None:
     """The run folders of one process and of two tell the same."""
     assert run_json(two)["processes"] == 2

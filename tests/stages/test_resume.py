@@ -37,6 +37,15 @@ HELD_OUT = {
     "grpo": [{"prompt": "fa:"}],
     "reinforce": [{"prompt": "fa:"}],
 }
+RANKED = {
+    "model": "wet",
+    "train.max_steps": 6,
+    "train.tokens_per_micro_batch": 16,
+    "train.batch_size": 3,  # two steps an epoch, the second on one ranking
+    "train.ema_decay": 0.9,
+    "evaluate.every": 2,
+    "log.every": 4,
+}
 FULL: dict[str, dict[str, Any]] = {
     "sft": {
         "model": "wet",
@@ -49,15 +58,7 @@ FULL: dict[str, dict[str, Any]] = {
         "evaluate.every": 2,
         "log.every": 4,
     },
-    "reward_model": {
-        "model": "wet",
-        "train.max_steps": 6,
-        "train.tokens_per_micro_batch": 16,
-        "train.batch_size": 3,  # two steps an epoch, the second on one ranking
-        "train.ema_decay": 0.9,
-        "evaluate.every": 2,
-        "log.every": 4,
-    },
+    "reward_model": RANKED,
     "ppo": {
         "model": "wet",
         "train.total_episodes": 18,
@@ -76,15 +77,7 @@ FULL: dict[str, dict[str, Any]] = {
         "evaluate.every": 2,
         "log.every": 2,
     },
-    "dpo": {
-        "model": "wet",
-        "train.max_steps": 6,
-        "train.tokens_per_micro_batch": 16,
-        "train.batch_size": 3,  # two steps an epoch, the second on one ranking
-        "train.ema_decay": 0.9,
-        "evaluate.every": 2,
-        "log.every": 4,
-    },
+    "dpo": RANKED,
     "grpo": {
         "model": "wet",
         "train.total_episodes": 24,

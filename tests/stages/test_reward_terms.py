@@ -19,7 +19,7 @@ from tests.families import save_tiny
 from tests.runtime.reward_server import scores, serving
 from tests.stages.project import TOKENIZER, Listener, Project
 from tests.stages.results import assert_equal, classifier, left_behind, raw_score, rows, samples
-from tests.stages.test_processes import require_equal, two_processes, written
+from tests.stages.test_processes import require_ppo_of_two_equal
 from tests.stages.test_resume import stopped_at
 from tests.stages.watch import watch_steps
 
@@ -265,12 +265,7 @@ def test_two_processes_give_what_one_gives_with_every_kind_of_term(
             LENGTH,
         ]
         changes = {"reward": reward, "critic.init": "reward", **adapters}
-        written(project, "ppo", "two", **changes)
-        child = two_processes("ppo", "two")
-        ppo.run(written(project, "ppo", "one", **changes), QUIET)
-        err = child.communicate(timeout=300)[1]
-    assert child.returncode == 0, err
-    require_equal("ppo")
+        require_ppo_of_two_equal(project, **changes)
     names = {"model", "foreign", "python", "http", "rule"}
     assert {f"score/{name}" for name in names} <= rows("one", "train")[0].keys()
 
